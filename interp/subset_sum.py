@@ -3,8 +3,8 @@
 A weight w is imitated by a random two-layer gadget of width n, sum_i m_i a_i b_i with a_i, b_i
 drawn once from U(-1, 1) and only the mask m in {0, 1}^n chosen. Since the best of 2^n masked sums
 is exponentially close to w, no statistic of one weight matrix alone can tell a trained network
-from a random one with parts left out (Wen et al. 2023, arXiv 2312.01429, indistinguishability of single
-components; the gadget is that of Pensia et al. 2020, arXiv 2006.07990).
+from a random one with parts left out (Wen et al. 2023, arXiv 2312.01429, indistinguishability of
+single components; the gadget is that of Pensia et al. 2020, arXiv 2006.07990).
 """
 
 import numpy as np
