@@ -3,8 +3,8 @@
 One class knows everything that is true of a string whatever model reads it: how to draw it, how
 deep each token lies, which bracket closes which, and what may come next with what probability.
 
-Vocabulary: PAD 0, MASK 1, START 2, END 3, then the k open brackets, then the k closes. Tokens are
-integer tensors ``[..., pos]``; every sampled string carries START in front. Source: Wen, Li, Liu
+Tokens are integer tensors ``[..., pos]``, with the ids of `interp.models.dyck_vocabulary`; every
+sampled string carries START in front. Source: Wen, Li, Liu
 and Risteski, NeurIPS 2023 (arXiv 2312.01429), section 2, and its released configuration k=2, D=4.
 """
 
@@ -18,10 +18,15 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.models.dyck_sampling import sample_complete_steps, sample_prefix_steps
-from interp.models.dyck_text import decode_brackets, encode_brackets
-
-PAD, MASK, START, END = range(4)
-N_SPECIAL_TOKENS = 4
+from interp.models.dyck_vocabulary import (
+    END,
+    MASK,
+    N_SPECIAL_TOKENS,
+    PAD,
+    START,
+    DyckVocabulary,
+    check_integer,
+)
 
 Mode = Literal["prefix", "complete"]
 MODES: tuple[Mode, ...] = ("prefix", "complete")
@@ -31,7 +36,7 @@ P_END = 0.5
 
 
 @dataclass(frozen=True)
-class DyckLanguage:
+class DyckLanguage(DyckVocabulary):
     """Dyck-(k, D) with the distribution that its strings are drawn from.
 
     n_types: number of bracket types k >= 1.
@@ -43,13 +48,12 @@ class DyckLanguage:
     Raises TypeError or ValueError when a field is of another kind or outside its range.
     """
 
-    n_types: int
     max_depth: int
     p_open: float = 0.5
 
     def __post_init__(self) -> None:
-        _check_integer("n_types", self.n_types, minimum=1)
-        _check_integer("max_depth", self.max_depth, minimum=1)
+        super().__post_init__()
+        check_integer("max_depth", self.max_depth, minimum=1)
         if not isinstance(self.p_open, int | float) or isinstance(self.p_open, bool):
             raise TypeError(f"p_open must be a float, got {self.p_open!r}")
         if not 0 < self.p_open < 1:
@@ -58,50 +62,6 @@ class DyckLanguage:
                 "would ever nest, at 1 none would close before the depth limit"
             )
 
-    # ----------------------------------------------------------------- vocabulary
-
-    @property
-    def d_vocab(self) -> int:
-        """Number of tokens: 4 special ones, k opens, k closes."""
-        return N_SPECIAL_TOKENS + 2 * self.n_types
-
-    @property
-    def open_tokens(self) -> range:
-        """Token ids of the open brackets, by type."""
-        return range(N_SPECIAL_TOKENS, N_SPECIAL_TOKENS + self.n_types)
-
-    @property
-    def close_tokens(self) -> range:
-        """Token ids of the close brackets, by type."""
-        return range(N_SPECIAL_TOKENS + self.n_types, self.d_vocab)
-
-    def is_open(self, tokens: Int[Tensor, "*batch pos"]) -> Bool[Tensor, "*batch pos"]:
-        """Which tokens are open brackets."""
-        return (tokens >= self.open_tokens.start) & (tokens < self.open_tokens.stop)
-
-    def is_close(self, tokens: Int[Tensor, "*batch pos"]) -> Bool[Tensor, "*batch pos"]:
-        """Which tokens are close brackets."""
-        return (tokens >= self.close_tokens.start) & (tokens < self.close_tokens.stop)
-
-    def bracket_type(self, tokens: Int[Tensor, "*batch pos"]) -> Int[Tensor, "*batch pos"]:
-        """Type 0..k-1 of each bracket, -1 for special tokens."""
-        kind = (tokens - N_SPECIAL_TOKENS) % self.n_types
-        return torch.where(tokens < N_SPECIAL_TOKENS, -1, kind)
-
-    def encode(self, text: str) -> Int[Tensor, "pos"]:
-        """Tokens of a text such as ``"^[[()]]$"``.
-
-        Types 0..3 are written ``[] () {} <>``; any type t may be written ``t( t)``. START is ``^``,
-        END ``$``, MASK ``?``, PAD ``_``; blanks are skipped and nothing is added. The text need
-        not be well nested: ask `is_well_nested`. Raises ValueError at anything else.
-        """
-        return torch.tensor(encode_brackets(text, self.n_types), dtype=torch.long)
-
-    def decode(self, tokens: Int[Tensor, "pos"]) -> str:
-        """The text of one sequence of tokens, as `encode` reads it."""
-        self._check_vocabulary(tokens)
-        return decode_brackets(tokens.tolist(), self.n_types)
-
     # ----------------------------------------------------------------- structure
 
     def depth(self, tokens: Int[Tensor, "*batch pos"]) -> Int[Tensor, "*batch pos"]:
@@ -109,7 +69,7 @@ class DyckLanguage:
 
         Raises ValueError when a depth would leave 0..D. Types are not compared here.
         """
-        self._check_vocabulary(tokens)
+        self.check_tokens(tokens)
         step = self.is_open(tokens).long() - self.is_close(tokens).long()
         depth = step.cumsum(dim=-1)
         _refuse(depth < 0, tokens, "closes a bracket where none is open")
@@ -188,7 +148,7 @@ class DyckLanguage:
 
         START may stand in front, END behind, PAD behind END; MASK nowhere. The empty string counts.
         """
-        self._check_vocabulary(tokens)
+        self.check_tokens(tokens)
         step = self.is_open(tokens).long() - self.is_close(tokens).long()
         height = step.cumsum(dim=-1)
         fits = ((height >= 0) & (height <= self.max_depth)).all(-1)
@@ -217,15 +177,6 @@ class DyckLanguage:
         last_open = torch.where(is_open, rank, 0).cummax(dim=-1).values
         top = torch.empty_like(order).scatter_(-1, order, order.gather(-1, last_open))
         return torch.where(depth > 0, top, -1)
-
-    def _check_vocabulary(self, tokens: Tensor) -> None:
-        if tokens.is_floating_point() or tokens.dtype == torch.bool:
-            raise TypeError(f"tokens must be integers, got {tokens.dtype}")
-        if tokens.numel() and not (int(tokens.min()) >= 0 and int(tokens.max()) < self.d_vocab):
-            raise ValueError(
-                f"tokens must lie in 0..{self.d_vocab - 1}, the vocabulary of {self}, got values "
-                f"from {int(tokens.min())} to {int(tokens.max())}"
-            )
 
     # ----------------------------------------------------------------- the probe string
 
@@ -302,9 +253,9 @@ class DyckLanguage:
         ``n_sequences=None`` never ends. Batch number i depends on ``(seed, i, batch_size)`` alone,
         so a stream is repeatable; it is not cut from `sample` with the same seed.
         """
-        _check_integer("batch_size", batch_size, minimum=1)
+        check_integer("batch_size", batch_size, minimum=1)
         if n_sequences is not None:
-            _check_integer("n_sequences", n_sequences, minimum=1)
+            check_integer("n_sequences", n_sequences, minimum=1)
         _check_mode(mode)
         self._length_range(length, mode)
         return self._stream(n_sequences, length, mode, _check_seed(seed), batch_size)
@@ -327,7 +278,7 @@ class DyckLanguage:
     def _draw(
         self, rng: np.random.Generator, n_sequences: int, length: int | tuple[int, int], mode: Mode
     ) -> Tensor:
-        _check_integer("n_sequences", n_sequences, minimum=1)
+        check_integer("n_sequences", n_sequences, minimum=1)
         _check_mode(mode)
         min_length, max_length = self._length_range(length, mode)
         max_depth, p_open = self.max_depth, self.p_open
@@ -370,11 +321,11 @@ class DyckLanguage:
                     f"length must be one number of brackets in prefix mode, got {length}; "
                     "a range needs mode='complete'"
                 )
-            _check_integer("length", length, minimum=1)
+            check_integer("length", length, minimum=1)
             return length, length
         low, high = length if isinstance(length, tuple) else (length, length)
-        _check_integer("length", low, minimum=1)
-        _check_integer("length", high, minimum=1)
+        check_integer("length", low, minimum=1)
+        check_integer("length", high, minimum=1)
         high -= high % 2
         if high < max(low, 2):
             raise ValueError(
@@ -398,15 +349,8 @@ def _refuse(is_bad: Bool[Tensor, "*batch pos"], tokens: Tensor, what: str) -> No
         )
 
 
-def _check_integer(name: str, value: int, *, minimum: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, got {value!r}")
-    if value < minimum:
-        raise ValueError(f"{name} must be at least {minimum}, got {value}")
-
-
 def _check_seed(seed: int) -> int:
-    _check_integer("seed", seed, minimum=0)
+    check_integer("seed", seed, minimum=0)
     return seed
 
 
