@@ -11,7 +11,9 @@ __version__ = "0.1.0"
 
 # public name -> module that defines it
 _PUBLIC: dict[str, str] = {
+    "fetch": "interp.model_cache",
     "list_studies": "interp.workflows",
+    "load": "interp.loading",
     "load_run": "interp.workflows",
     "run_study": "interp.workflows",
 }
