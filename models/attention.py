@@ -51,7 +51,8 @@ class Attention(nn.Module):
         add_bias(self, "b_Q", n_heads, d_head, is_learned=self.has_biases)
         add_bias(self, "b_K", self.kv_heads, d_head, is_learned=self.has_biases)
         add_bias(self, "b_V", self.kv_heads, d_head, is_learned=self.has_biases)
-        add_bias(self, "b_O", d_model, is_learned=self.has_biases)
+        has_output_bias = self.has_biases and self.has_output_projection
+        add_bias(self, "b_O", d_model, is_learned=has_output_bias)
         self.hook_q = Point(*_HEAD)
         self.hook_k = Point(*_KEY_VALUE_HEAD)
         self.hook_v = Point(*_KEY_VALUE_HEAD)

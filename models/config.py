@@ -42,7 +42,8 @@ class TransformerConfig:
     Attention
         scores are ``q k / attn_scale`` (None: ``sqrt(d_head)``); ``output_projection=False``
         drops W_O: heads lie side by side in the residual stream, so that
-        ``n_heads * d_head == d_model``, and W_O reads as the identity.
+        ``n_heads * d_head == d_model``, and W_O reads as the identity. ``attention_biases`` gives
+        b_Q, b_K, b_V, and b_O where there is an output projection.
     Normalization
         ``attention_norm``, ``mlp_norm``, ``final_norm`` are each "LN", "RMS" or None; ``mlp_norm``
         is read only where there is an MLP.
@@ -142,10 +143,6 @@ class TransformerConfig:
                 f"output_projection=False needs n_heads * d_head == d_model, since heads then lie "
                 f"side by side in the residual stream; got {self.n_heads} * {self.d_head} and "
                 f"d_model={self.d_model}: change d_head or keep the output projection"
-            )
-        if not self.output_projection and self.attention_biases:
-            raise ValueError(
-                "output_projection=False leaves no place for b_O: pass attention_biases=False"
             )
         if self.gated_mlp and self.d_mlp is None:
             raise ValueError("gated_mlp=True without an MLP: give d_mlp, or gated_mlp=False")
