@@ -10,7 +10,6 @@ and Risteski, NeurIPS 2023 (arXiv 2312.01429), section 2, and its released confi
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -28,8 +27,7 @@ from interp.models.dyck_vocabulary import (
     check_integer,
 )
 
-Mode = Literal["prefix", "complete"]
-MODES: tuple[Mode, ...] = ("prefix", "complete")
+MODES = ("prefix", "complete")
 
 # At height 0 a complete string ends with this probability (the released configuration).
 P_END = 0.5
@@ -117,7 +115,7 @@ class DyckLanguage(DyckVocabulary):
         return torch.where(top >= 0, close, -1)
 
     def closing_distribution(
-        self, tokens: Int[Tensor, "*batch pos"], *, mode: Mode = "prefix"
+        self, tokens: Int[Tensor, "*batch pos"], *, mode: str = "prefix"
     ) -> Float[Tensor, "*batch pos d_vocab"]:
         """The true distribution of the next token at each position, float64, rows sum to 1.
 
@@ -180,7 +178,7 @@ class DyckLanguage(DyckVocabulary):
 
     # ----------------------------------------------------------------- the probe string
 
-    def probe_tokens(self) -> Int[Tensor, "pos"]:
+    def probe_tokens(self) -> Int[Tensor, " pos"]:
         """The probe string: for each type, D opens and D closes; ``[[[[]]]](((())))`` for (2, 4).
 
         No START in front; ``2 * k * D`` tokens.
@@ -192,7 +190,7 @@ class DyckLanguage(DyckVocabulary):
         ]
         return torch.tensor(runs, dtype=torch.long).flatten()
 
-    def probe_with_pair(self, bracket_type: int, depth: int) -> Int[Tensor, "pos"]:
+    def probe_with_pair(self, bracket_type: int, depth: int) -> Int[Tensor, " pos"]:
         """The probe string with one more pair of ``bracket_type`` where ``depth`` are open.
 
         The pair goes in at index ``2 * D * bracket_type + depth``, so ``depth`` is in 0..D-1 (the
@@ -218,7 +216,7 @@ class DyckLanguage(DyckVocabulary):
         n_sequences: int,
         length: int | tuple[int, int],
         *,
-        mode: Mode = "prefix",
+        mode: str = "prefix",
         seed: int,
     ) -> Int[Tensor, "batch pos"]:
         """Draw strings, START in front; the same arguments give the same tokens.
@@ -244,7 +242,7 @@ class DyckLanguage(DyckVocabulary):
         n_sequences: int | None,
         length: int | tuple[int, int],
         *,
-        mode: Mode = "prefix",
+        mode: str = "prefix",
         seed: int,
         batch_size: int = 4096,
     ) -> Iterator[Int[Tensor, "batch pos"]]:
@@ -264,7 +262,7 @@ class DyckLanguage(DyckVocabulary):
         self,
         n_sequences: int | None,
         length: int | tuple[int, int],
-        mode: Mode,
+        mode: str,
         seed: int,
         batch_size: int,
     ) -> Iterator[Tensor]:
@@ -276,7 +274,7 @@ class DyckLanguage(DyckVocabulary):
             n_left = None if n_left is None else n_left - n_now
 
     def _draw(
-        self, rng: np.random.Generator, n_sequences: int, length: int | tuple[int, int], mode: Mode
+        self, rng: np.random.Generator, n_sequences: int, length: int | tuple[int, int], mode: str
     ) -> Tensor:
         check_integer("n_sequences", n_sequences, minimum=1)
         _check_mode(mode)
@@ -299,7 +297,7 @@ class DyckLanguage(DyckVocabulary):
         drawn_types = rng.integers(self.n_types, size=steps.shape, dtype=np.int64)
         return self._tokens_from(torch.from_numpy(steps), torch.from_numpy(drawn_types), mode)
 
-    def _tokens_from(self, steps: Tensor, drawn_types: Tensor, mode: Mode) -> Tensor:
+    def _tokens_from(self, steps: Tensor, drawn_types: Tensor, mode: str) -> Tensor:
         """Give every open bracket its drawn type and every close the type of its open."""
         shape = torch.where(steps > 0, self.open_tokens.start, self.close_tokens.start)
         shape[steps == 0] = PAD
@@ -314,7 +312,7 @@ class DyckLanguage(DyckVocabulary):
         end_at = 1 + (steps != 0).sum(dim=1, keepdim=True)
         return tokens.scatter_(1, end_at, END)
 
-    def _length_range(self, length: int | tuple[int, int], mode: Mode) -> tuple[int, int]:
+    def _length_range(self, length: int | tuple[int, int], mode: str) -> tuple[int, int]:
         if mode == "prefix":
             if isinstance(length, tuple):
                 raise ValueError(
@@ -337,7 +335,7 @@ class DyckLanguage(DyckVocabulary):
 
 def _before(values: Int[Tensor, "*batch pos"]) -> Int[Tensor, "*batch pos"]:
     """The same row one position later: what held before each token; -1 in front."""
-    return torch.nn.functional.pad(values[..., :-1], (1, 0), value=-1)
+    return torch.nn.functional.pad(values, (1, 0), value=-1)[..., :-1]
 
 
 def _refuse(is_bad: Bool[Tensor, "*batch pos"], tokens: Tensor, what: str) -> None:

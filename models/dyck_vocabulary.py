@@ -62,7 +62,7 @@ class DyckVocabulary:
         kind = (tokens - N_SPECIAL_TOKENS) % self.n_types
         return torch.where(tokens < N_SPECIAL_TOKENS, -1, kind)
 
-    def encode(self, text: str) -> Int[Tensor, "pos"]:
+    def encode(self, text: str) -> Int[Tensor, " pos"]:
         """Tokens of a text such as ``"^[[()]]$"``.
 
         Types 0..3 are written ``[] () {} <>``; any type t may be written ``t( t)``. START is ``^``,
@@ -71,7 +71,7 @@ class DyckVocabulary:
         """
         return torch.tensor(_encode(text, self.n_types), dtype=torch.long)
 
-    def decode(self, tokens: Int[Tensor, "pos"]) -> str:
+    def decode(self, tokens: Int[Tensor, " pos"]) -> str:
         """The text of one sequence of tokens ``[pos]``, as `encode` reads it."""
         self.check_tokens(tokens)
         return _decode(tokens.tolist(), self.n_types)
