@@ -1,0 +1,183 @@
+"""The report of a finished run: one page, one Markdown table, one JSON file, drawn from disk.
+
+``report.html`` needs nothing but itself: pictures are embedded, nothing is fetched, light and dark
+follow the reader. Everything is written at once or not at all.
+"""
+
+import base64
+import io
+import json
+import traceback
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import get_args
+
+import jinja2
+
+from interp.case_studies.files import write_atomically
+from interp.case_studies.judge import Judgement, Verdict
+from interp.case_studies.record import FinishedRun
+from interp.case_studies.strip import strip_svg
+from interp.case_studies.study import JSON, Figure
+
+PAGE, TABLE, CLAIMS = "report.html", "report.md", "claims.json"
+_TEMPLATE = Path(__file__).with_name("report_template.html")
+_DPI = 150
+
+
+@dataclass(frozen=True)
+class DrawnFigure:
+    """A figure's PNG, or why there is none."""
+
+    figure: Figure
+    png: bytes | None
+    error: str = ""
+    trace: str = ""
+
+    @property
+    def data_uri(self) -> str:
+        """The picture as text that a page can hold."""
+        assert self.png is not None
+        return "data:image/png;base64," + base64.b64encode(self.png).decode()
+
+
+def write_report(run: FinishedRun) -> dict[str, str]:
+    """Write page, table, claims and pictures into the run's folder.
+
+    Returns the error of every figure that could not be drawn, by name; the page shows it in the
+    figure's place. Raises ``OSError`` where a file cannot be written.
+    """
+    drawn = [_draw(figure, run) for figure in run.study.figures]
+    judged = [judgement.as_json() for judgement in run.judgements]
+    text = json.dumps(judged, indent=1, ensure_ascii=False, allow_nan=False)
+    write_atomically(run.folder / CLAIMS, text + "\n")
+    write_atomically(run.folder / TABLE, markdown(run))
+    if drawn:
+        (run.folder / "figures").mkdir(exist_ok=True)
+    for picture in drawn:
+        if picture.png is not None:
+            path = run.folder / "figures" / f"{picture.figure.name}.png"
+            write_atomically(path, picture.png)
+    write_atomically(run.folder / PAGE, html(run, drawn))
+    return {picture.figure.name: picture.error for picture in drawn if picture.png is None}
+
+
+def markdown(run: FinishedRun) -> str:
+    """The claims as a Markdown table, with a line of provenance."""
+    rows = [
+        "| claim | source | paper | ours | expected | verdict |",
+        "|---|---|---|---|---|---|",
+    ]
+    for judgement in run.judgements:
+        cells = [
+            judgement.claim.statement,
+            judgement.claim.source,
+            judgement.paper_text(),
+            judgement.value_text(),
+            judgement.expected_text(),
+            _verdict_with_reason(judgement),
+        ]
+        rows.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
+    record = run.record
+    title = f"# {record['title']}\n\n{summary(run.judgements)} ({record['scale']} scale)\n"
+    origin = f"Result hash `{record['result_hash']}`, {record['finished']}, {_commit(record)}.\n"
+    return "\n".join([title, *rows, "", origin])
+
+
+def html(run: FinishedRun, drawn: list[DrawnFigure]) -> str:
+    """The page."""
+    environment = jinja2.Environment(
+        autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
+    counts = {verdict: _count(run.judgements, verdict) for verdict in get_args(Verdict)}
+    return template.render(
+        record=run.record,
+        info=run.study.info,
+        judgements=run.judgements,
+        strip=lambda judgement: jinja2.utils.markupsafe.Markup(strip_svg(judgement)),
+        reason=_reason,
+        summary=summary(run.judgements),
+        counts=counts,
+        figures=drawn,
+        groups=_time_by_group(run.record["units"]),
+        unit_seconds=_duration(sum(unit["seconds"] for unit in run.record["units"].values())),
+        wall=_duration(run.record["seconds"]),
+        duration=_duration,
+        commit=_commit(run.record),
+        config=_shown(run.record["config"]),
+        data=_data_files(run.record["units"]),
+        verdict_class=lambda verdict: verdict.replace(" ", "-"),
+    )
+
+
+def summary(judgements: list[Judgement]) -> str:
+    """``"5 of 7 claims reproduced, 1 not reproduced, 1 not measured at this scale"``."""
+    n_reproduced = _count(judgements, "reproduced")
+    words = f"{n_reproduced} of {len(judgements)} claims reproduced"
+    for verdict in get_args(Verdict)[1:]:
+        if _count(judgements, verdict):
+            words += f", {_count(judgements, verdict)} {verdict}"
+    return words
+
+
+def _draw(figure: Figure, run: FinishedRun) -> DrawnFigure:
+    try:
+        drawing = figure.draw(run.results)
+        buffer = io.BytesIO()
+        drawing.savefig(buffer, format="png", dpi=_DPI, facecolor="white")
+    except Exception as error:
+        # a picture that fails must not take the claims with it: the page and the caller are told
+        return DrawnFigure(figure, None, f"{type(error).__name__}: {error}", traceback.format_exc())
+    return DrawnFigure(figure, buffer.getvalue())
+
+
+def _count(judgements: list[Judgement], verdict: str) -> int:
+    return sum(judgement.verdict == verdict for judgement in judgements)
+
+
+def _reason(judgement: Judgement) -> str:
+    """What is to be said about a verdict beside the numbers."""
+    return "; ".join(part for part in (judgement.error, judgement.detail) if part)
+
+
+def _verdict_with_reason(judgement: Judgement) -> str:
+    reason = _reason(judgement)
+    return f"{judgement.verdict} ({reason})" if reason else judgement.verdict
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def _time_by_group(units: Mapping[str, JSON]) -> list[tuple[str, int, str]]:
+    """Name before the first slash, number of units and time of each group of units."""
+    groups: dict[str, list[float]] = {}
+    for name, unit in units.items():
+        groups.setdefault(name.partition("/")[0], []).append(unit["seconds"])
+    return [(name, len(times), _duration(sum(times))) for name, times in groups.items()]
+
+
+def _data_files(units: Mapping[str, JSON]) -> dict[str, str]:
+    """sha256 of every data file by name, over all units."""
+    return {name: digest for unit in units.values() for name, digest in unit["data"].items()}
+
+
+def _shown(config: Mapping[str, JSON]) -> dict[str, str]:
+    return {name: json.dumps(value, ensure_ascii=False) for name, value in config.items()}
+
+
+def _commit(record: Mapping[str, JSON]) -> str:
+    state = record["git"]
+    if not state or not state["commit"]:
+        return "not in a git checkout"
+    return f"commit {state['commit'][:12]}{' with changes' if state['changed'] else ''}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s"
