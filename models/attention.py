@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from interp.models.biases import add_bias
 from interp.models.config import TransformerConfig
-from interp.models.hook_point import Point
-from interp.models.mlp import add_bias
+from interp.models.hook_point import ObservedModule, Point
 from interp.models.positions import Rotary
 
 _HEAD = ("batch", "pos", "head_index", "d_head")
@@ -19,18 +19,25 @@ _KEY_VALUE_HEAD = ("batch", "pos", "key_value_head", "d_head")
 _SQUARE = ("batch", "head_index", "query_pos", "key_pos")
 
 
-class Attention(nn.Module):
+class Attention(ObservedModule):
     """Causal or bidirectional attention with n_heads queries and n_key_value_heads keys and values.
 
     W_Q [head_index, d_model, d_head], W_K and W_V [key_value_head, d_model, d_head],
     W_O [head_index, d_head, d_model]; biases b_Q, b_K, b_V [.., d_head], b_O [d_model].
 
-    ``hook_q/k/v`` [batch, pos, head, d_head] are the projections, ``hook_rot_q/rot_k`` the rotated
-    ones where positions are rotary; ``hook_attn_scores`` [batch, head_index, query_pos, key_pos] is
-    scaled and masked (-inf), ``hook_pattern`` its softmax, whose rows sum to 1, or to 0 where no key
-    may be seen; ``hook_z`` is what W_O multiplies; ``hook_result`` [batch, pos, head_index, d_model]
-    is each head's contribution to the residual stream, b_O not included.
+    ``hook_q/k/v`` [batch, pos, head, d_head] are the projections; ``hook_rot_q/rot_k`` the rotated
+    ones where positions are rotary. ``hook_attn_scores`` [batch, head_index, query_pos, key_pos] is
+    scaled, and -inf where a key may not be seen; ``hook_pattern`` is its softmax: rows sum to 1, or
+    to 0 where no key may be seen. ``hook_z`` [batch, pos, head_index, d_head] is what W_O
+    multiplies; ``hook_result`` [batch, pos, head_index, d_model] is what each head writes to the
+    residual stream, b_O not included.
     """
+
+    W_O: Tensor
+    b_Q: Tensor
+    b_K: Tensor
+    b_V: Tensor
+    b_O: Tensor
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -72,6 +79,9 @@ class Attention(nn.Module):
         attention_mask: Bool[Tensor, "batch key_pos"] | None = None,
         positions: Int[Tensor, "batch pos"] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
+        if self.must_leave_graph:
+            left: Tensor = self.outside_graph(x, attention_mask, positions)
+            return left
         q = self.hook_q(self._project(x, self.W_Q, self.b_Q))
         k = self.hook_k(self._project(x, self.W_K, self.b_K))
         v = self.hook_v(self._project(x, self.W_V, self.b_V))

@@ -5,6 +5,8 @@ follows from the brackets before it, so that the same bracket at two depths is t
 """
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +24,8 @@ def build_embedding(config: TransformerConfig) -> "Embed | DyckEmbed":
 class Embed(nn.Module):
     """A row of W_E [d_vocab, d_model] for each token: learned, or the frozen identity."""
 
+    W_E: Tensor
+
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         if config.embedding == "learned":
@@ -34,7 +38,8 @@ class Embed(nn.Module):
         tokens: Int[Tensor, "batch pos"],
         attention_mask: Bool[Tensor, "batch pos"] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        return F.embedding(tokens, self.W_E)
+        with _naming_unknown_tokens(tokens, len(self.W_E)):
+            return F.embedding(tokens, self.W_E)
 
 
 class DyckEmbed(nn.Module):
@@ -47,6 +52,10 @@ class DyckEmbed(nn.Module):
     that opened it; in the third d is the depth after the token. Depth runs over 0..max_depth.
     Source: Wen et al., NeurIPS 2023 (arXiv 2312.01429), section 4 and its released code.
     """
+
+    step: Tensor
+    first_row: Tensor
+    table: Tensor
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -84,7 +93,8 @@ class DyckEmbed(nn.Module):
 
         Raises ValueError, naming sequence and position, where the depth leaves 0..max_depth.
         """
-        step = self.step[tokens]
+        with _naming_unknown_tokens(tokens, len(self.step)):
+            step = self.step.index_select(0, tokens.flatten()).view_as(tokens)
         if attention_mask is not None:
             step = step * attention_mask
         depth = step.cumsum(-1)
@@ -107,6 +117,17 @@ class DyckEmbed(nn.Module):
             f"embedding={self.kind!r} has vectors for depths 0..{self.max_depth} only; nest less "
             "deeply, or build the model with a larger max_depth"
         )
+
+
+@contextmanager
+def _naming_unknown_tokens(tokens: Tensor, d_vocab: int) -> Iterator[None]:
+    try:
+        yield
+    except IndexError:
+        unknown = tokens[(tokens < 0) | (tokens >= d_vocab)]
+        raise ValueError(
+            f"tokens: got {int(unknown[0])}, expected 0..{d_vocab - 1} (d_vocab={d_vocab})"
+        ) from None
 
 
 def _depth_table(config: TransformerConfig) -> Float[Tensor, "row d_model"]:

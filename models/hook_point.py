@@ -1,32 +1,67 @@
-"""A hook point that knows its axes, whether anybody looks, and what it must refuse.
+"""A hook point that knows its axes, knows whether anybody looks, and refuses what would go wrong.
 
-TransformerLens' HookPoint is an identity module with hooks. Ours adds what a layer needs to decide
-what to compute, and turns two silent failures of hooking into errors.
+TransformerLens' HookPoint is an identity module with hooks. A layer of ours asks its points who is
+looking before it decides what to compute. Three ways in which hooks fail in silence elsewhere are
+closed: under activation checkpointing, behind a compiled graph, and in a trace that reads what was
+never computed.
 """
 
 import sys
 from collections.abc import Callable
 from typing import Any, Literal
 
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformer_lens.hook_points import HookPoint, LensHandle
 
+from interp.models.unserved import Unserved
+
 HookDirection = Literal["fwd", "bwd"]
+
+
+class ObservedModule(nn.Module):
+    """A module with points inside, which counts the hooks on them.
+
+    The count is an attribute rather than a look at torch's own hook dictionaries, because
+    ``torch.compile`` leaves those out of its guards: a hook added after compilation would be
+    ignored. A layer with hooks leaves the graph
+    instead, and enters it again when they are gone.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.n_hooks = 0
+
+    @property
+    def must_leave_graph(self) -> bool:
+        """True where a graph is being compiled although somebody is looking."""
+        return self.n_hooks > 0 and torch.compiler.is_compiling()
+
+    def outside_graph(self, *inputs: Any, **options: Any) -> Any:
+        """This module's forward, with the compiler switched off for it and all inside."""
+        return torch.compiler.disable(_forward)(self, *inputs, **options)
+
+
+def _forward(module: nn.Module, *inputs: Any, **options: Any) -> Any:
+    return module.forward(*inputs, **options)
 
 
 class Point(HookPoint):
     """One observable tensor of a model.
 
-    axes: the words of its axes in order, e.g. ``("batch", "pos", "d_model")``.
+    axes: the words of its axes in order, e.g. ``"batch", "pos", "d_model"``.
     """
 
     def __init__(self, *axes: str) -> None:
         super().__init__()
         self.axes = axes
-        self.n_requests = 0  # open `materialize` contexts
+        self.n_requests = 0  # `materialize` contexts that are open
+        self.observers: tuple[ObservedModule, ...] = ()  # the modules around this point
 
     @property
     def is_wanted(self) -> bool:
-        """True while a hook of any kind is attached or `materialize` asks for this point."""
+        """True while a hook of any kind is attached, or `materialize` asks for this point."""
         return bool(
             self._forward_hooks
             or self._backward_hooks
@@ -34,6 +69,22 @@ class Point(HookPoint):
             or self._backward_pre_hooks
             or self.n_requests
         )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not (self._forward_hooks or self._backward_hooks or self._forward_pre_hooks):
+            return self.forward(x)
+        if self._backward_hooks and torch.is_grad_enabled() and not x.requires_grad:
+            x = x.detach().requires_grad_()  # frozen weights before it: its gradient still arrives
+        return super().__call__(x)
+
+    def decline(self) -> None:
+        """Tell a tracer that wrapped this point, without hooks, that its tensor is not computed."""
+        if "forward" not in self.__dict__:
+            return
+        assert self.name is not None
+        unserved = Unserved(self.name)
+        if self.forward(unserved) is not unserved:
+            unserved.refuse("was assigned to")
 
     def add_hook(
         self,
@@ -47,17 +98,61 @@ class Point(HookPoint):
         """Attach ``hook(tensor, hook=point)``, as HookPoint.add_hook does.
 
         A forward hook that runs inside ``torch.utils.checkpoint`` raises RuntimeError: the
-        recomputation in the backward pass may come after the hook is gone, and the gradient would
-        then be that of another computation, without a word.
+        recomputation in the backward pass may come when the hook is gone, and the gradient would
+        be that of another computation, without a word.
         """
         guarded = hook if dir == "bwd" else _GuardedHook(hook)
         handle = super().add_hook(guarded, dir, is_permanent, level, prepend, alias_names)
         handle.user_hook = hook
         return handle
 
+    def register_forward_hook(
+        self,
+        hook: Callable[..., Any],
+        *,
+        prepend: bool = False,
+        with_kwargs: bool = False,
+        always_call: bool = False,
+    ) -> "CountedHandle":
+        """As nn.Module's, counted by the modules around this point."""
+        handle = super().register_forward_hook(
+            hook, prepend=prepend, with_kwargs=with_kwargs, always_call=always_call
+        )
+        return CountedHandle(handle, self.observers)
+
+    def register_full_backward_hook(
+        self, hook: Callable[..., Any], prepend: bool = False
+    ) -> "CountedHandle":
+        """As nn.Module's, counted by the modules around this point."""
+        handle = super().register_full_backward_hook(hook, prepend=prepend)
+        return CountedHandle(handle, self.observers)
+
+
+class CountedHandle:
+    """Handle of one hook; ``remove`` takes the hook away, as torch's RemovableHandle does."""
+
+    def __init__(self, handle: RemovableHandle, observers: tuple[ObservedModule, ...]) -> None:
+        self._handle = handle
+        self._observers = observers
+        self.id = handle.id
+        for observer in observers:
+            observer.n_hooks += 1
+
+    def remove(self) -> None:
+        self._handle.remove()
+        for observer in self._observers:
+            observer.n_hooks -= 1
+        self._observers = ()
+
+    def __enter__(self) -> "CountedHandle":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.remove()
+
 
 class _GuardedHook:
-    """A user's forward hook that refuses to run where its effect could not be differentiated."""
+    """A user's forward hook that refuses to run where its effect might not be differentiated."""
 
     def __init__(self, hook: Callable[..., Any]) -> None:
         self.hook = hook
@@ -65,10 +160,9 @@ class _GuardedHook:
     def __call__(self, tensor: Any, hook: HookPoint) -> Any:
         if _is_inside_checkpoint():
             raise RuntimeError(
-                f"{hook.name} has a hook while it runs inside torch.utils.checkpoint: the "
-                "recomputation in the backward pass may find other hooks than the forward pass "
-                "did, and the gradient would be silently wrong. Remove the hook, or run without "
-                "checkpointing."
+                f"{hook.name} has a hook and runs inside torch.utils.checkpoint: the recomputation "
+                "in the backward pass may find other hooks than the forward pass did, and the "
+                "gradient would be silently wrong. Remove the hook, or run without checkpointing."
             )
         return self.hook(tensor, hook=hook)
 

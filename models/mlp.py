@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from interp.models.biases import add_bias
 from interp.models.config import TransformerConfig
-from interp.models.hook_point import Point
+from interp.models.hook_point import ObservedModule, Point
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": partial(F.gelu, approximate="tanh"),
@@ -19,12 +20,16 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-class MLP(nn.Module):
+class MLP(ObservedModule):
     """``act(x W_in + b_in) W_out + b_out``; gated: ``act(x W_gate + b_gate) * (x W_in + b_in)``.
 
     ``hook_pre`` is what the activation function reads, ``hook_pre_linear`` the other factor of a
     gated MLP, ``hook_post`` what W_out multiplies; each [batch, pos, d_mlp].
     """
+
+    b_in: Tensor
+    b_gate: Tensor
+    b_out: Tensor
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -47,6 +52,9 @@ class MLP(nn.Module):
         self.hook_post = Point("batch", "pos", "d_mlp")
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        if self.must_leave_graph:
+            left: Tensor = self.outside_graph(x)
+            return left
         b_in, b_out = (self.b_in, self.b_out) if self.has_biases else (None, None)
         if self.gated:
             b_gate = self.b_gate if self.has_biases else None
@@ -56,14 +64,3 @@ class MLP(nn.Module):
         else:
             post = self.hook_post(self.act_fn(self.hook_pre(F.linear(x, self.W_in.t(), b_in))))
         return F.linear(post, self.W_out.t(), b_out)
-
-
-def add_bias(module: nn.Module, name: str, *shape: int, is_learned: bool) -> None:
-    """Give ``module`` a bias of this shape: a parameter, or zeros that are neither trained nor saved.
-
-    A model without biases still answers for ``b_Q`` or ``b_out``: they are zero.
-    """
-    if is_learned:
-        module.register_parameter(name, nn.Parameter(torch.zeros(*shape)))
-    else:
-        module.register_buffer(name, torch.zeros(*shape), persistent=False)

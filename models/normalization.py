@@ -6,15 +6,17 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from interp.models.config import Normalization
-from interp.models.hook_point import Point
+from interp.models.hook_point import ObservedModule, Point
 
 
-class Norm(nn.Module):
+class Norm(ObservedModule):
     """``w (x - mean) / scale + b`` ("LN"), or ``w x / scale`` ("RMS").
 
     ``hook_scale`` [batch, pos, 1] is the divisor, sqrt(variance + eps) or sqrt(mean square + eps);
     ``hook_normalized`` [batch, pos, d_model] is the result, the very tensor that flows on.
     """
+
+    b: Tensor
 
     def __init__(self, kind: Normalization, d_model: int, *, eps: float) -> None:
         super().__init__()
@@ -29,13 +31,18 @@ class Norm(nn.Module):
         self.hook_normalized = Point("batch", "pos", "d_model")
 
     def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_model"]:
+        if self.must_leave_graph:
+            left: Tensor = self.outside_graph(x)
+            return left
         if self.hook_scale.is_wanted:
             centred = x - x.mean(-1, keepdim=True) if self.kind == "LN" else x
             scale = self.hook_scale((centred.square().mean(-1, keepdim=True) + self.eps).sqrt())
             normalized = centred / scale * self.w
             normalized = normalized + self.b if self.kind == "LN" else normalized
         elif self.kind == "LN":
+            self.hook_scale.decline()
             normalized = F.layer_norm(x, self.w.shape, self.w, self.b, self.eps)
         else:
+            self.hook_scale.decline()
             normalized = F.rms_norm(x, self.w.shape, self.w, self.eps)
         return self.hook_normalized(normalized)

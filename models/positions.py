@@ -1,4 +1,4 @@
-"""Where a token stands: the position index, and what each kind of position embedding makes of it."""
+"""Where a token stands: its position, and what each kind of position embedding makes of it."""
 
 import math
 
@@ -24,6 +24,8 @@ class PosEmbed(nn.Module):
     (Vaswani et al. 2017, section 3.5).
     "linear": p / divisor in the last dimension, nothing elsewhere.
     """
+
+    W_pos: Tensor
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -54,6 +56,9 @@ class Rotary(nn.Module):
     """Rotary positions: each pair (i, i + d_head / 2) of a query or key turns by
     ``position * base^(-2i / d_head)`` (Su et al. 2021, section 3.2, in the half-split layout).
     """
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()

@@ -1,91 +1,33 @@
 """A transformer in which every published activation can be read, edited and differentiated."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import replace
+from typing import get_args
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformer_lens import HookedRootModule
+from transformer_lens.utilities import Slice, SliceInput
 
-from interp.models.attention import Attention
+from interp.models.activation_cache import TransformerCache
+from interp.models.block import Block
 from interp.models.config import TransformerConfig
 from interp.models.embeddings import build_embedding
 from interp.models.hook_point import Point
-from interp.models.mlp import MLP, add_bias
+from interp.models.hook_table import PointRow, build_point_table
+from interp.models.hooked_model import HookedModel, NamesFilter
 from interp.models.normalization import Norm
 from interp.models.positions import PosEmbed, positions_from_mask
+from interp.models.unembed import ReturnType, Unembed, next_token_loss
+from interp.models.weights import WeightAccess
 
 
-class Block(nn.Module):
-    """Attention, then an MLP; each reads the (normalized) stream and is added to it, or replaces it."""
+class Transformer(WeightAccess, HookedModel):
+    """The transformer that a `TransformerConfig` describes, hookable by TransformerLens' names.
 
-    def __init__(self, config: TransformerConfig) -> None:
-        super().__init__()
-        stream = ("batch", "pos", "d_model")
-        self.attention_residual = config.attention_residual
-        self.mlp_residual = config.mlp_residual
-        self.hook_resid_pre = Point(*stream)
-        if config.attention_norm is not None:
-            self.ln1 = Norm(config.attention_norm, config.d_model, eps=config.eps)
-        self.attn = Attention(config)
-        self.hook_attn_out = Point(*stream)
-        if config.d_mlp is not None:
-            self.hook_resid_mid = Point(*stream)
-            if config.mlp_norm is not None:
-                self.ln2 = Norm(config.mlp_norm, config.d_model, eps=config.eps)
-            self.mlp = MLP(config)
-            self.hook_mlp_out = Point(*stream)
-        self.hook_resid_post = Point(*stream)
-        self.has_ln1 = config.attention_norm is not None
-        self.has_ln2 = config.d_mlp is not None and config.mlp_norm is not None
-        self.has_mlp = config.d_mlp is not None
-
-    def forward(
-        self,
-        x: Float[Tensor, "batch pos d_model"],
-        attention_mask: Bool[Tensor, "batch pos"] | None = None,
-        positions: Int[Tensor, "batch pos"] | None = None,
-    ) -> Float[Tensor, "batch pos d_model"]:
-        x = self.hook_resid_pre(x)
-        attn_in = self.ln1(x) if self.has_ln1 else x
-        attn_out = self.hook_attn_out(self.attn(attn_in, attention_mask, positions))
-        x = x + attn_out if self.attention_residual else attn_out
-        if self.has_mlp:
-            x = self.hook_resid_mid(x)
-            mlp_out = self.hook_mlp_out(self.mlp(self.ln2(x) if self.has_ln2 else x))
-            x = x + mlp_out if self.mlp_residual else mlp_out
-        return self.hook_resid_post(x)
-
-
-class Unembed(nn.Module):
-    """Logits from the last residual stream: ``x W_U + b_U``, W_U [d_model, d_vocab].
-
-    With tied embeddings W_U is the transposed W_E of the embedding it is given.
-    """
-
-    def __init__(self, config: TransformerConfig, embed: nn.Module) -> None:
-        super().__init__()
-        # In a tuple, so that the embedding is not registered, and saved, a second time.
-        self.tied_to = (embed,) if config.tie_embeddings else ()
-        if not self.tied_to:
-            self.W_U = nn.Parameter(torch.empty(config.d_model, config.d_vocab))
-        add_bias(self, "b_U", config.d_vocab, is_learned=config.unembed_bias)
-        self.has_bias = config.unembed_bias
-
-    def forward(self, x: Float[Tensor, "batch pos d_model"]) -> Float[Tensor, "batch pos d_vocab"]:
-        rows = self.tied_to[0].W_E if self.tied_to else self.W_U.t()
-        return F.linear(x, rows, self.b_U if self.has_bias else None)
-
-
-class Transformer(HookedRootModule):
-    """The transformer that a :class:`TransformerConfig` describes, hookable by TransformerLens' names.
-
-    ``model.cfg`` is the config. Nothing differs between training and evaluation mode; a new model is
-    in evaluation mode.
+    ``model.cfg`` is the config; it follows the model when that moves to another dtype or device.
+    Nothing differs between training and evaluation; a new model is in evaluation mode.
     """
 
     def __init__(self, config: TransformerConfig) -> None:
@@ -107,35 +49,27 @@ class Transformer(HookedRootModule):
         self.eval()
         self.setup()
 
-    @torch.no_grad()
-    def _draw_weights(self) -> None:
-        generator = torch.Generator().manual_seed(self.cfg.seed)
-        for name, parameter in self.named_parameters():
-            kind = name.rsplit(".", 1)[-1]
-            if not kind.startswith("W_"):
-                continue  # biases are born 0, the gains of norms 1
-            std = self.cfg.initializer_range
-            if kind in ("W_O", "W_out"):
-                std /= math.sqrt(2 * self.cfg.n_layers)
-            draw = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.copy_(std * draw)
-
-    @property
-    def W_U(self) -> Float[Tensor, "d_model d_vocab"]:
-        """The head; the transposed embedding where they are tied."""
-        return self.embed.W_E.t() if self.cfg.tie_embeddings else self.unembed.W_U
-
     def forward(
         self,
         tokens: Int[Tensor, "batch pos"],
         *,
-        attention_mask: Bool[Tensor, "batch pos"] | None = None,
-        return_type: Literal["logits", "loss"] = "logits",
-    ) -> Tensor:
-        """Logits [batch, pos, d_vocab], or the mean next-token loss.
+        attention_mask: Bool[Tensor, "batch pos"] | Int[Tensor, "batch pos"] | None = None,
+        return_type: ReturnType = "logits",
+    ) -> Float[Tensor, "batch pos d_vocab"] | Float[Tensor, ""]:
+        """Logits, or the mean cross-entropy (nats) of each next token.
 
-        attention_mask: True (1) at real tokens; positions count from the first of them.
+        attention_mask: true at real tokens. Padding is seen by no query and positions count real
+        tokens only, so padding on the left changes no logit of a real token; the loss counts a
+        token if it and the one before it are real.
+
+        Raises ValueError for tokens that are no integers [batch, pos], exceed n_ctx or the
+        vocabulary, for a mask of another shape, and for a loss that does not exist.
         """
+        if self.must_leave_graph:
+            return self.outside_graph(
+                tokens, attention_mask=attention_mask, return_type=return_type
+            )
+        self._check_input(tokens, attention_mask, return_type)
         positions = None
         if attention_mask is not None:
             attention_mask = attention_mask.bool()
@@ -150,25 +84,98 @@ class Transformer(HookedRootModule):
         logits = self.unembed(x)
         if return_type == "logits":
             return logits
-        log_probs = logits[:, :-1].log_softmax(-1)
-        losses = -log_probs.gather(-1, tokens[:, 1:, None]).squeeze(-1)
-        if attention_mask is None:
-            return losses.mean()
-        weight = (attention_mask[:, 1:] & attention_mask[:, :-1]).to(losses.dtype)
-        return (losses * weight).sum() / weight.sum()
+        return next_token_loss(logits, tokens, attention_mask)
 
-    @contextmanager
-    def materialize(self, *names: str) -> Iterator[None]:
-        """Compute these points inside the block although no hook is attached to them."""
-        points = [
-            point
-            for full_name, point in self.hook_dict.items()
-            if full_name in names or full_name.rsplit(".", 1)[-1] in names
-        ]
-        for point in points:
-            point.n_requests += 1
-        try:
-            yield
-        finally:
-            for point in points:
-                point.n_requests -= 1
+    def run_with_cache(
+        self,
+        tokens: Int[Tensor, "batch pos"],
+        *,
+        attention_mask: Bool[Tensor, "batch pos"] | Int[Tensor, "batch pos"] | None = None,
+        return_type: ReturnType = "logits",
+        names_filter: NamesFilter = None,
+        device: torch.device | str | None = None,
+        remove_batch_dim: bool = False,
+        incl_bwd: bool = False,
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+        pos_slice: Slice | SliceInput = None,
+    ) -> tuple[Tensor, TransformerCache]:
+        """The forward pass and what the points saw in it.
+
+        names_filter: which points, as in `resolve_names`; None for all, the [query_pos, key_pos]
+        ones included. pos_slice: slice along each point's position axis. incl_bwd: call backward on
+        the loss, and keep each point's gradient under ``name + "_grad"``; parameters collect theirs
+        in ``.grad`` as after any backward pass.
+
+        Raises ValueError for unknown names, for remove_batch_dim with more than one sequence, and
+        for incl_bwd without ``return_type="loss"``.
+        """
+        if remove_batch_dim and tokens.shape[0] != 1:
+            raise ValueError(
+                f"remove_batch_dim=True needs one sequence, got a batch of {tokens.shape[0]}"
+            )
+        if incl_bwd and return_type != "loss":
+            raise ValueError(
+                f"incl_bwd=True needs a scalar to differentiate: pass return_type='loss', "
+                f"got {return_type!r}"
+            )
+        cache, forward, backward = self.get_caching_hooks(
+            names_filter, incl_bwd, device, remove_batch_dim, pos_slice=pos_slice
+        )
+        with self.hooks(forward, backward, reset_hooks_end, clear_contexts):
+            output = self(tokens, attention_mask=attention_mask, return_type=return_type)
+            if incl_bwd:
+                output.backward()
+        return output, TransformerCache(cache, self, has_batch_dim=not remove_batch_dim)
+
+    def point_table(self) -> list[PointRow]:
+        """Every published point in the order of the forward pass: shape, backends, what is dead.
+
+        ``pandas.DataFrame(model.point_table())`` draws it as a table.
+        """
+        return build_point_table(self)
+
+    @torch.no_grad()
+    def _draw_weights(self) -> None:
+        generator = torch.Generator().manual_seed(self.cfg.seed)
+        for name, parameter in self.named_parameters():
+            kind = name.rsplit(".", 1)[-1]
+            if not kind.startswith("W_"):
+                continue  # biases are born 0, the gains of norms 1
+            std = self.cfg.initializer_range
+            if kind in ("W_O", "W_out"):
+                std /= math.sqrt(2 * self.cfg.n_layers)
+            draw = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.copy_(std * draw)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
+        super()._apply(fn, recurse)
+        weight = self.blocks[0].attn.W_Q
+        self.cfg = replace(self.cfg, dtype=weight.dtype, device=str(weight.device))
+        return self
+
+    def _check_input(
+        self, tokens: Tensor, attention_mask: Tensor | None, return_type: ReturnType
+    ) -> None:
+        if tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+            raise ValueError(
+                f"tokens: got {tokens.dtype} of shape {tuple(tokens.shape)}, expected integers "
+                "[batch, pos]; add a batch axis to a single sequence"
+            )
+        if tokens.shape[1] > self.cfg.n_ctx:
+            raise ValueError(
+                f"tokens: {tokens.shape[1]} positions exceed n_ctx={self.cfg.n_ctx}; build the "
+                "model with a larger n_ctx or cut the sequences"
+            )
+        if attention_mask is not None and attention_mask.shape != tokens.shape:
+            raise ValueError(
+                f"attention_mask: got shape {tuple(attention_mask.shape)}, expected that of the "
+                f"tokens, {tuple(tokens.shape)}"
+            )
+        if return_type not in get_args(ReturnType):
+            raise ValueError(f"return_type={return_type!r}: expected 'logits' or 'loss'")
+        if return_type == "loss" and self.cfg.attention_dir != "causal":
+            raise ValueError(
+                "return_type='loss' is the loss of the next token, which bidirectional attention "
+                "already sees; compute a loss of your own from the logits"
+            )
