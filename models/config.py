@@ -13,6 +13,8 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from interp.models.dyck_vocabulary import N_SPECIAL_TOKENS
+
 ActFn = Literal["gelu_new", "gelu", "relu", "silu"]
 AttentionDir = Literal["causal", "bidirectional"]
 Embedding = Literal["learned", "one_hot", "dyck_joint", "dyck_separate", "dyck_angle"]
@@ -20,7 +22,6 @@ Normalization = Literal["LN", "RMS"]
 PositionalEmbedding = Literal["standard", "sinusoidal", "rotary", "linear", "none"]
 
 DYCK_EMBEDDINGS = ("dyck_joint", "dyck_separate", "dyck_angle")
-N_DYCK_SPECIAL_TOKENS = 4  # PAD, MASK, START, END come before the brackets
 
 _DTYPES = {
     "float64": torch.float64,
@@ -163,7 +164,7 @@ class TransformerConfig:
                     f"embedding={self.embedding!r} writes each token's depth: give max_depth, the "
                     "deepest nesting of the language"
                 )
-            if self.d_vocab < N_DYCK_SPECIAL_TOKENS + 2 or self.d_vocab % 2:
+            if self.d_vocab < N_SPECIAL_TOKENS + 2 or self.d_vocab % 2:
                 raise ValueError(
                     f"embedding={self.embedding!r} reads the Dyck vocabulary, 4 special tokens and "
                     f"2 brackets of each type: d_vocab={self.d_vocab}, expected 6, 8, 10, ..."
@@ -210,8 +211,8 @@ class TransformerConfig:
             case "one_hot":
                 return self.d_vocab
             case "dyck_joint":
-                n_brackets = self.d_vocab - N_DYCK_SPECIAL_TOKENS
-                return N_DYCK_SPECIAL_TOKENS + n_brackets * depths
+                n_brackets = self.d_vocab - N_SPECIAL_TOKENS
+                return N_SPECIAL_TOKENS + n_brackets * depths
             case "dyck_separate":
                 return self.d_vocab + depths
             case "dyck_angle":

@@ -13,7 +13,8 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from interp.models.config import DYCK_EMBEDDINGS, N_DYCK_SPECIAL_TOKENS, TransformerConfig
+from interp.models.config import DYCK_EMBEDDINGS, TransformerConfig
+from interp.models.dyck_vocabulary import N_SPECIAL_TOKENS
 
 
 def build_embedding(config: TransformerConfig) -> "Embed | DyckEmbed":
@@ -62,10 +63,10 @@ class DyckEmbed(nn.Module):
         assert config.max_depth is not None
         self.kind = config.embedding
         self.max_depth = config.max_depth
-        n_types = (config.d_vocab - N_DYCK_SPECIAL_TOKENS) // 2
+        n_types = (config.d_vocab - N_SPECIAL_TOKENS) // 2
         step = torch.zeros(config.d_vocab, dtype=torch.long)
-        step[N_DYCK_SPECIAL_TOKENS : N_DYCK_SPECIAL_TOKENS + n_types] = 1
-        step[N_DYCK_SPECIAL_TOKENS + n_types :] = -1
+        step[N_SPECIAL_TOKENS : N_SPECIAL_TOKENS + n_types] = 1
+        step[N_SPECIAL_TOKENS + n_types :] = -1
         first_row = torch.arange(config.d_vocab) * (self.max_depth + 1)
         if self.kind != "dyck_angle":
             first_row = first_row + (step < 0)  # a close is one deeper than what it leaves behind
@@ -137,12 +138,12 @@ def _depth_table(config: TransformerConfig) -> Float[Tensor, "row d_model"]:
     table = torch.zeros(config.d_vocab, n_depths, config.d_model, dtype=torch.float64)
     token, depth = torch.arange(config.d_vocab), torch.arange(n_depths)
     if config.embedding == "dyck_joint":
-        special = token[:N_DYCK_SPECIAL_TOKENS]
+        special = token[:N_SPECIAL_TOKENS]
         table[special, :, special] = 1
-        n_brackets = config.d_vocab - N_DYCK_SPECIAL_TOKENS
+        n_brackets = config.d_vocab - N_SPECIAL_TOKENS
         cell = torch.arange(n_brackets * n_depths).view(n_brackets, n_depths)
-        bracket = token[N_DYCK_SPECIAL_TOKENS:, None]
-        table[bracket, depth[None, :], N_DYCK_SPECIAL_TOKENS + cell] = 1
+        bracket = token[N_SPECIAL_TOKENS:, None]
+        table[bracket, depth[None, :], N_SPECIAL_TOKENS + cell] = 1
         return table.flatten(0, 1)
     table[token, :, token] = 1
     if config.embedding == "dyck_separate":
