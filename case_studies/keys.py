@@ -29,8 +29,21 @@ PACKAGES = (
 )
 
 # what of interp/ computes nothing that a unit stores
-_FRONT = {"__init__.py", "cli.py", "workflows.py", "doctor.py", "terminal.py", "benchmarks"}
-_FRONT |= {"plotting", "plotting.py"}
+_FRONT = {
+    "__init__.py",
+    "benchmarks",
+    "caches.py",
+    "cli.py",
+    "cli_options.py",
+    "cli_tools.py",
+    "doctor.py",
+    "errors.py",
+    "files.py",
+    "plotting",
+    "plotting.py",
+    "terminal.py",
+    "workflows.py",
+}
 # what of a study's folder only says how much to compute, or judges and draws what was
 _AROUND_STUDY = {"config.py", "claims.py", "figures.py"}
 _SOURCE_SUFFIXES = {".py", ".c", ".h", ".cpp", ".cu"}

@@ -13,13 +13,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from interp.case_studies.files import write_atomically
 from interp.case_studies.judge import Judgement, judge
 from interp.case_studies.keys import data_hashes, run_hash
 from interp.case_studies.registry import Study, find_study
 from interp.case_studies.settings import config_from_json
 from interp.case_studies.store import CorruptUnit, Store, StoredResults
 from interp.case_studies.study import JSON, Results, StudyError, Unit
+from interp.files import write_atomically
 
 FORMAT = "interp-run-1"
 RECORD = "run.json"

@@ -16,13 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from interp.case_studies.claims import Claim, check_claims
-from interp.case_studies.settings import unknown
-from interp.case_studies.study import Figure, StudyError, StudyInfo, Unit, UnitResult
+from interp.case_studies.study import Figure, StudyInfo, Unit, UnitResult
+from interp.errors import UsageError, unknown
 
 PARTS = ("config", "claims", "study", "figures")
+Compute: TypeAlias = Callable[[Unit, Mapping[str, UnitResult]], UnitResult]
+
 _HERE = Path(__file__).resolve().parent
 _loading = threading.RLock()
 _loaded: dict[str, dict[Path, tuple[int, int]]] = {}
@@ -41,7 +43,7 @@ class Study:
         """Title, paper, minutes: ``STUDY`` of config.py."""
         found = self._take("config", "STUDY", StudyInfo)
         if found.name != self.name:
-            raise StudyError(
+            raise UsageError(
                 f"{self.folder / 'config.py'}: STUDY.name is {found.name!r}, expected the folder's "
                 f"name {self.name!r}"
             )
@@ -72,7 +74,7 @@ class Study:
         return self._take("study", "units", Callable)
 
     @cached_property
-    def compute(self) -> Callable[[Unit, Mapping[str, UnitResult]], UnitResult]:
+    def compute(self) -> Compute:
         """``compute(unit, needs)`` of study.py."""
         return self._take("study", "compute", Callable)
 
@@ -80,7 +82,7 @@ class Study:
         module = self.load(part)
         value = getattr(module, name, None)
         if not isinstance(value, kind):
-            raise StudyError(
+            raise UsageError(
                 f"{self.folder / part}.py: {name} is {type(value).__name__}, expected "
                 f"{kind.__name__}; see the folder's README for what a study consists of"
             )
@@ -95,7 +97,7 @@ class Study:
             try:
                 return importlib.import_module(f"{self.package}.{part}")
             except SyntaxError as error:
-                raise StudyError(
+                raise UsageError(
                     f"{error.filename}, line {error.lineno}: {error.msg}; the study cannot be read"
                 ) from error
 
@@ -112,7 +114,7 @@ def list_studies() -> list[Study]:
 def find_study(reference: str | os.PathLike[str]) -> Study:
     """The study of that name, or in the folder of that path (``./my_study``).
 
-    Raises ``StudyError`` with the nearest known name, or with what the folder lacks.
+    Raises ``UsageError`` with the nearest known name, or with what the folder lacks.
     """
     text = os.fspath(reference)
     known = {study.name: study for study in list_studies()}
@@ -121,19 +123,19 @@ def find_study(reference: str | os.PathLike[str]) -> Study:
     is_path = os.sep in text or text.startswith(".") or isinstance(reference, Path)
     if not is_path and not (Path(text) / "config.py").is_file():
         hint = "; a study of your own is given as a path, such as ./my_study"
-        raise StudyError(unknown("study", text, known) + hint)
+        raise UsageError(unknown("study", text, known) + hint)
     folder = Path(text).expanduser().resolve()
     if folder.parent == _HERE and folder.name in known:
         return known[folder.name]
     missing = [f"{part}.py" for part in PARTS[:3] if not (folder / f"{part}.py").is_file()]
     if missing:
         state = f"has no {', '.join(missing)}" if folder.is_dir() else "is no folder"
-        raise StudyError(
+        raise UsageError(
             f"study {text!r}: {folder} {state}; a study is a folder with config.py, claims.py and "
             "study.py"
         )
     if not folder.name.isidentifier():
-        raise StudyError(
+        raise UsageError(
             f"study {text!r}: the folder is imported by its name, and {folder.name!r} is no Python "
             "name; rename it with letters, digits and '_'"
         )
@@ -159,8 +161,8 @@ def _places(spec: Any) -> list[Path]:
     return [Path(place).resolve() for place in spec.submodule_search_locations or []]
 
 
-def _name_taken(study: Study, by: str) -> StudyError:
-    return StudyError(
+def _name_taken(study: Study, by: str) -> UsageError:
+    return UsageError(
         f"study {str(study.folder)!r}: the name {study.package!r} is taken by {by}; rename the "
         "folder"
     )

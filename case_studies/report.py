@@ -15,11 +15,11 @@ from typing import get_args
 
 import jinja2
 
-from interp.case_studies.files import write_atomically
 from interp.case_studies.judge import Judgement, Verdict
 from interp.case_studies.record import FinishedRun
 from interp.case_studies.strip import strip_svg
-from interp.case_studies.study import JSON, Figure
+from interp.case_studies.study import JSON, Figure, StudyError
+from interp.files import write_atomically
 
 PAGE, TABLE, CLAIMS = "report.html", "report.md", "claims.json"
 _TEMPLATE = Path(__file__).with_name("report_template.html")
@@ -80,7 +80,7 @@ def markdown(run: FinishedRun) -> str:
         ]
         rows.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
     record = run.record
-    title = f"# {record['title']}\n\n{summary(run.judgements)} ({record['scale']} scale)\n"
+    title = f"# {record['title']}\n\n{summarize(_verdicts(run))} ({record['scale']} scale)\n"
     origin = f"Result hash `{record['result_hash']}`, {record['finished']}, {_commit(record)}.\n"
     return "\n".join([title, *rows, "", origin])
 
@@ -91,14 +91,14 @@ def html(run: FinishedRun, drawn: list[DrawnFigure]) -> str:
         autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     template = environment.from_string(_TEMPLATE.read_text(encoding="utf-8"))
-    counts = {verdict: _count(run.judgements, verdict) for verdict in get_args(Verdict)}
+    counts = {verdict: _verdicts(run).count(verdict) for verdict in get_args(Verdict)}
     return template.render(
         record=run.record,
         info=run.study.info,
         judgements=run.judgements,
         strip=lambda judgement: jinja2.utils.markupsafe.Markup(strip_svg(judgement)),
         reason=_reason,
-        summary=summary(run.judgements),
+        summary=summarize(_verdicts(run)),
         counts=counts,
         figures=drawn,
         groups=_time_by_group(run.record["units"]),
@@ -112,14 +112,25 @@ def html(run: FinishedRun, drawn: list[DrawnFigure]) -> str:
     )
 
 
-def summary(judgements: list[Judgement]) -> str:
+def summarize(verdicts: list[str]) -> str:
     """``"5 of 7 claims reproduced, 1 not reproduced, 1 not measured at this scale"``."""
-    n_reproduced = _count(judgements, "reproduced")
-    words = f"{n_reproduced} of {len(judgements)} claims reproduced"
+    words = f"{verdicts.count('reproduced')} of {len(verdicts)} claims reproduced"
     for verdict in get_args(Verdict)[1:]:
-        if _count(judgements, verdict):
-            words += f", {_count(judgements, verdict)} {verdict}"
+        if verdict in verdicts:
+            words += f", {verdicts.count(verdict)} {verdict}"
     return words
+
+
+def read_claims(folder: Path) -> list[dict[str, JSON]]:
+    """The claims of a finished run as they were judged when its report was last drawn."""
+    path = folder / CLAIMS
+    try:
+        return list(json.loads(path.read_bytes()))
+    except (OSError, ValueError, TypeError) as error:
+        raise StudyError(
+            f"cannot read the claims in {path} ({type(error).__name__}); 'interp report {folder}' "
+            "judges and draws the run again"
+        ) from error
 
 
 def _draw(figure: Figure, run: FinishedRun) -> DrawnFigure:
@@ -133,8 +144,8 @@ def _draw(figure: Figure, run: FinishedRun) -> DrawnFigure:
     return DrawnFigure(figure, buffer.getvalue())
 
 
-def _count(judgements: list[Judgement], verdict: str) -> int:
-    return sum(judgement.verdict == verdict for judgement in judgements)
+def _verdicts(run: FinishedRun) -> list[str]:
+    return [judgement.verdict for judgement in run.judgements]
 
 
 def _reason(judgement: Judgement) -> str:

@@ -11,14 +11,15 @@ from typing import Protocol
 
 from interp.case_studies import keys as identity
 from interp.case_studies import record as records
-from interp.case_studies.files import remove_leftovers, write_atomically
 from interp.case_studies.plan import Plan, make_plan
 from interp.case_studies.registry import Study, find_study
 from interp.case_studies.report import write_report
-from interp.case_studies.settings import configure, unknown
+from interp.case_studies.settings import configure
 from interp.case_studies.store import Store
 from interp.case_studies.study import JSON, StudyError, Unit
 from interp.case_studies.workers import BACKENDS, Execute, Outcome, Task, worker_pool
+from interp.errors import UsageError, unknown
+from interp.files import remove_leftovers, write_atomically
 
 
 class Interrupted(KeyboardInterrupt):
@@ -81,15 +82,15 @@ def run(
         progress: is told how far the run is.
 
     Raises:
-        StudyError: an unknown name or a value that does not fit (nothing is left behind), a folder
-            or file that cannot be written, a damaged unit file, a unit that failed, a killed
-            worker. Finished units are kept, and the same call goes on from there.
+        UsageError: an unknown name or a value that does not fit; nothing is left behind.
+        StudyError: a folder or file that cannot be written, a damaged unit file, a unit that
+            failed, a killed worker. Finished units are kept; the same call goes on from there.
         Interrupted: Ctrl-C.
     """
     started = perf_counter()
     n_workers = _check_workers(workers)
     if backend not in BACKENDS:
-        raise StudyError(unknown("backend", backend, BACKENDS))
+        raise UsageError(unknown("backend", backend, BACKENDS))
     study = find_study(reference)
     config = configure(
         study.info,
@@ -124,7 +125,7 @@ def _prepare_folder(plan: Plan) -> set[str]:
     if (folder / records.RECORD).exists():
         there = records.read_record(folder)["study"]
         if there != plan.study.name:
-            raise StudyError(
+            raise UsageError(
                 f"out: {str(folder)!r} holds a run of {there}, not of {plan.study.name}; choose "
                 "another folder with --out"
             )
@@ -185,7 +186,7 @@ def _outcomes(plan: Plan, done: set[str], execute: Execute) -> Iterator[Outcome]
             for outcome in execute(_until_empty(queue)):
                 if outcome.status == "busy":
                     tasks.append(by_name[outcome.unit])
-                elif outcome.status in ("raised", "not stored"):
+                elif outcome.status in ("raised", "not stored", "outdated"):
                     failed.append(outcome)
                     queue.clear()
                 else:
@@ -222,6 +223,11 @@ def _failure(plan: Plan, failed: Sequence[Outcome]) -> StudyError:
     n_kept = sum(store.has(key) for key in plan.keys.values())
     kept = f"{n_kept} of {len(plan.units)} units are kept in {plan.folder}"
     first = failed[0]
+    if first.status == "outdated":
+        return StudyError(
+            f"the source code changed while the run of {plan.study.name} was starting, so results "
+            f"would be kept under the wrong keys; run the same command again. {kept}"
+        )
     if first.status == "not stored":
         return StudyError(f"unit {first.unit!r}: {first.error}. {kept}")
     for outcome in failed:
@@ -257,7 +263,7 @@ def _check_workers(workers: int | None) -> int:
 
         return joblib.cpu_count()
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
-        raise StudyError(f"workers: got {workers!r}, expected a whole number of at least 1")
+        raise UsageError(f"workers: got {workers!r}, expected a whole number of at least 1")
     return workers
 
 

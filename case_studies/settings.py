@@ -1,14 +1,14 @@
 """A study's config from and to text: scales, ``--set key=value``, and back from ``run.json``."""
 
 import dataclasses
-import difflib
 import json
 import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, Union, get_args, get_origin
 
-from interp.case_studies.study import JSON, StudyError, StudyInfo, as_plain
+from interp.case_studies.study import JSON, StudyInfo, as_plain
+from interp.errors import UsageError, unknown
 
 
 def configure(
@@ -23,14 +23,14 @@ def configure(
 ) -> Any:
     """The config of a study at a scale, with other seeds, other values, another device.
 
-    Raises ``StudyError`` for anything that the study does not know, with the nearest name it does.
+    Raises ``UsageError`` for anything that the study does not know, with the nearest name it does.
     """
     if scale not in scales:
-        raise StudyError(unknown("scale", scale, scales, of=f"study {info.name}"))
+        raise UsageError(unknown("scale", scale, scales, of=f"study {info.name}"))
     config = scales[scale]
     if seeds is not None:
         if isinstance(seeds, bool) or not isinstance(seeds, int) or seeds < 1:
-            raise StudyError(f"seeds: got {seeds!r}, expected a whole number of at least 1")
+            raise UsageError(f"seeds: got {seeds!r}, expected a whole number of at least 1")
         config = _accepted(lambda: config.with_seeds(seeds), f"seeds={seeds}")
     changes = dict(overrides or {})
     for option, asked, offered in (
@@ -41,7 +41,7 @@ def configure(
             continue
         if asked not in offered:
             can = f"it can use {', '.join(offered)}" if offered else "it fixes its own"
-            raise StudyError(
+            raise UsageError(
                 f"{option}: study {info.name} cannot use {asked!r}; {can}, so leave "
                 f"--{option} out{' or choose one of these' if len(offered) > 1 else ''}"
             )
@@ -57,7 +57,7 @@ def change_config(config: Any, changes: Mapping[str, JSON]) -> Any:
     values = {}
     for name, value in changes.items():
         if name not in names:
-            raise StudyError(unknown("--set key", name, names, of="this study's config"))
+            raise UsageError(unknown("--set key", name, names, of="this study's config"))
         values[name] = _typed(value, hints[name], f"--set {name}")
     if not values:
         return config
@@ -71,7 +71,7 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, JSON]:
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         if not equals or not name.strip():
-            raise StudyError(f"--set: got {assignment!r}, expected key=value, such as epochs=3")
+            raise UsageError(f"--set: got {assignment!r}, expected key=value, such as epochs=3")
         try:
             found[name.strip()] = json.loads(text, parse_constant=_no_constant)
         except ValueError:
@@ -85,11 +85,11 @@ def config_as_json(config: Any) -> dict[str, JSON]:
 
 
 def config_from_json(kind: type, values: Mapping[str, JSON]) -> Any:
-    """The config that ``config_as_json`` wrote; raises ``StudyError`` if it does not fit."""
+    """The config that ``config_as_json`` wrote; raises ``UsageError`` if it does not fit."""
     hints = typing.get_type_hints(kind)
     strange = [name for name in values if name not in hints]
     if strange:
-        raise StudyError(
+        raise UsageError(
             f"config: {kind.__name__} has no field {strange[0]!r} any more, so the run was made by "
             "another version of the study; run the study again"
         )
@@ -97,21 +97,12 @@ def config_from_json(kind: type, values: Mapping[str, JSON]) -> Any:
     return _accepted(lambda: kind(**typed), "the stored config")
 
 
-def unknown(what: str, came: str, known: Iterable[str], *, of: str = "") -> str:
-    """The message for a name that is none of the known ones, with the nearest that is."""
-    known = list(known)
-    near = difflib.get_close_matches(came, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    owner = f" of {of}" if of else ""
-    return f"unknown {what} {came!r}{owner}: {hint}it is one of {', '.join(known) or '(none)'}"
-
-
 def _accepted(make: Any, said: str) -> Any:
     """The config that ``make`` makes; its own refusal becomes a message to the user."""
     try:
         return make()
     except (ValueError, TypeError) as error:
-        raise StudyError(f"config refused ({said}): {error}") from error
+        raise UsageError(f"config refused ({said}): {error}") from error
 
 
 def _no_constant(text: str) -> None:
@@ -119,7 +110,7 @@ def _no_constant(text: str) -> None:
 
 
 def _typed(value: JSON, hint: Any, where: str) -> Any:
-    """``value`` as the annotated type, or ``StudyError``: no guessing but int to float."""
+    """``value`` as the annotated type, or ``UsageError``: no guessing but int to float."""
     origin, parts = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
@@ -127,7 +118,7 @@ def _typed(value: JSON, hint: Any, where: str) -> Any:
         for part in parts:
             try:
                 return _typed(value, part, where)
-            except StudyError:
+            except UsageError:
                 continue
         raise _mistyped(value, hint, where)
     if hint is type(None) or hint is None:
@@ -164,9 +155,9 @@ def _typed_sequence(items: list[JSON], hint: Any, where: str) -> Any:
     return tuple(_typed(item, part, where) for item, part in zip(items, parts, strict=True))
 
 
-def _mistyped(value: JSON, hint: Any, where: str) -> StudyError:
+def _mistyped(value: JSON, hint: Any, where: str) -> UsageError:
     expected = getattr(hint, "__name__", str(hint)) if get_origin(hint) is None else str(hint)
-    return StudyError(
+    return UsageError(
         f"{where}: got {json.dumps(value, default=str)} ({type(value).__name__}), expected "
         f"{expected.replace('typing.', '')}"
     )

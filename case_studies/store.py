@@ -17,9 +17,9 @@ import numpy as np
 from safetensors import SafetensorError, deserialize
 from safetensors.numpy import save
 
-from interp.case_studies.files import PartialFile, remove_leftovers, unique_partial
 from interp.case_studies.keys import canonical_json, result_hash
 from interp.case_studies.study import StudyError, UnitResult
+from interp.files import PartialFile, remove_leftovers, unique_partial
 
 FORMAT = "interp-unit-1"
 # as much of a run's results as StoredResults keeps in memory

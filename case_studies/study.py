@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from interp.errors import UserError
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
@@ -25,8 +27,8 @@ ARRAY_KINDS = {"bool", "float16", "float32", "float64"}
 ARRAY_KINDS |= {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 
 
-class StudyError(ValueError):
-    """Something a user can put right: the message says what came, what was expected, what to do."""
+class StudyError(UserError):
+    """A study, a run or a run folder is not as it has to be; the message says what to do."""
 
 
 @dataclass(frozen=True)

@@ -20,13 +20,13 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from interp.case_studies.keys import source_hash
-from interp.case_studies.registry import Study
+from interp.case_studies.registry import Compute, Study
 from interp.case_studies.store import CorruptUnit, Store
 from interp.case_studies.study import StudyError, Unit, UnitResult
 
 BACKENDS = ("local",)
 
-Status = Literal["computed", "found", "busy", "raised", "not stored"]
+Status = Literal["computed", "found", "busy", "raised", "not stored", "outdated"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,12 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a task ended. ``busy``: another run is computing it; ``raised``: the study's code did."""
+    """How a task ended.
+
+    ``found``: it was stored already; ``busy``: another run is computing it; ``raised``: the study's
+    code did; ``not stored``: the disk would not have it; ``outdated``: the source code is no longer
+    the one that the unit's key was made from.
+    """
 
     unit: str
     status: Status
@@ -52,6 +57,10 @@ class Outcome:
     seconds: float = 0.0
     error: str = ""
     trace: str = ""
+
+
+class SourceChanged(Exception):
+    """The source on disk is not the one that the keys were made from."""
 
 
 class WorkerDied(StudyError):
@@ -74,6 +83,8 @@ def compute_unit(task: Task) -> Outcome:
         started = time.perf_counter()
         try:
             result = _compute(task, store)
+        except SourceChanged:
+            return Outcome(name, "outdated")
         except CorruptUnit as error:
             return Outcome(name, "not stored", error=str(error))
         except Exception as error:
@@ -136,9 +147,8 @@ def _execute(tasks: Iterable[Task], workers: int) -> Iterator[Outcome]:
 
 
 def _compute(task: Task, store: Store) -> UnitResult:
-    _check_source(task.study.folder, task.source)
+    compute = _load_compute(task.study, task.source)
     needs = {name: store.read(key).result for name, key in task.needs.items()}
-    compute = task.study.compute
     _limit_torch()
     result = compute(task.unit, needs)
     if not isinstance(result, UnitResult):
@@ -147,13 +157,11 @@ def _compute(task: Task, store: Store) -> UnitResult:
 
 
 @cache
-def _check_source(study_folder: Path, expected: str) -> None:
-    """Once a process: what it imports from now on is what the keys were made from."""
-    if source_hash(study_folder) != expected:
-        raise RuntimeError(
-            "the source code changed after the run had begun, so this unit would be stored under "
-            "the wrong key; start the run again"
-        )
+def _load_compute(study: Study, source: str) -> Compute:
+    """Once a process: import the study, and make sure that it is what the keys were made from."""
+    if source_hash(study.folder) != source:
+        raise SourceChanged
+    return study.compute
 
 
 def _start_worker(parent: int, token: str) -> None:
