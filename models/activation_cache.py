@@ -5,21 +5,27 @@ only ever added to. Here each place has its own norm or none, gains are not fold
 replace the stream: decompositions take this into account, or refuse.
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformer_lens import ActivationCache
-from transformer_lens.utilities import Slice, SliceInput
+from transformer_lens.utilities import Slice
 
 from interp.models.normalization import Norm
+
+# What TransformerLens slices an axis with: an index, (start, stop, step), indices, or its Slice.
+SliceLike: TypeAlias = (
+    int | tuple[int, ...] | slice | list[int] | Tensor | np.ndarray | Slice | None
+)
 
 
 class TransformerCache(ActivationCache):
     """Activations of one forward pass by name, with TransformerLens' methods."""
 
-    def apply_slice_to_batch_dim(self, batch_slice: Slice | SliceInput) -> "TransformerCache":
+    def apply_slice_to_batch_dim(self, batch_slice: SliceLike) -> "TransformerCache":
         """As ActivationCache's."""
         sliced = super().apply_slice_to_batch_dim(batch_slice)
         return TransformerCache(sliced.cache_dict, self.model, sliced.has_batch_dim)
@@ -29,8 +35,8 @@ class TransformerCache(ActivationCache):
         residual_stack: Float[Tensor, "component *batch pos d_model"],
         layer: int | None = None,
         mlp_input: bool = False,
-        pos_slice: Slice | SliceInput = None,
-        batch_slice: Slice | SliceInput = None,
+        pos_slice: SliceLike = None,
+        batch_slice: SliceLike = None,
         has_batch_dim: bool = True,
         recompute_ln: bool = False,
     ) -> Float[Tensor, "component *batch pos d_model"]:
@@ -44,9 +50,9 @@ class TransformerCache(ActivationCache):
         unembedding. recompute_ln: normalize each component by its own scale, bias included, as the
         logit lens does. pos_slice is taken to be applied to the stack already.
         """
-        batch_slice, pos_slice = Slice.unwrap(batch_slice), Slice.unwrap(pos_slice)
+        batches, positions = _as_slice(batch_slice), _as_slice(pos_slice)
         if has_batch_dim:
-            residual_stack = batch_slice.apply(residual_stack, dim=1)
+            residual_stack = batches.apply(residual_stack, dim=1)
         norm, name = self._norm_before(layer, mlp_input)
         if norm is None:
             return residual_stack
@@ -56,9 +62,9 @@ class TransformerCache(ActivationCache):
             raise ValueError(
                 f"{name}.hook_scale is not in this cache: cache it too, or use apply_ln=False"
             )
-        scale = pos_slice.apply(self.cache_dict[f"{name}.hook_scale"], dim=-2)
+        scale = positions.apply(self.cache_dict[f"{name}.hook_scale"], dim=-2)
         if self.has_batch_dim:
-            scale = batch_slice.apply(scale)
+            scale = batches.apply(scale)
         if norm.kind == "LN":
             residual_stack = residual_stack - residual_stack.mean(-1, keepdim=True)
         return residual_stack / scale * norm.w
@@ -69,7 +75,7 @@ class TransformerCache(ActivationCache):
         mlp_input: bool = False,
         mode: Literal["all", "mlp", "attn"] = "all",
         apply_ln: bool = False,
-        pos_slice: Slice | SliceInput = None,
+        pos_slice: SliceLike = None,
         incl_embeds: bool = True,
         return_labels: bool = False,
     ) -> Any:
@@ -85,7 +91,7 @@ class TransformerCache(ActivationCache):
         mlp_input: bool = False,
         expand_neurons: bool = True,
         apply_ln: bool = False,
-        pos_slice: Slice | SliceInput = None,
+        pos_slice: SliceLike = None,
         return_labels: bool = False,
         project_output_onto: Tensor | None = None,
     ) -> Any:
@@ -144,3 +150,8 @@ class TransformerCache(ActivationCache):
             " so the stream is no sum of what components wrote; read hook_attn_out, hook_mlp_out "
             "or stack_head_results instead"
         )
+
+
+def _as_slice(slice_like: SliceLike) -> Slice:
+    # an integer drops the axis, as everywhere in ActivationCache (but not in run_with_cache)
+    return slice_like if isinstance(slice_like, Slice) else Slice(slice_like)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import HookPoint
-from transformer_lens.utilities import Slice, SliceInput
+from transformer_lens.utilities import Slice
 
+from interp.models.activation_cache import SliceLike
 from interp.models.hook_point import HookDirection, ObservedModule, Point
 
 NamesFilter = str | Collection[str] | Callable[[str], bool] | None
@@ -144,7 +145,7 @@ class HookedModel(ObservedModule, HookedRootModule):
         device: torch.device | str | None = None,
         remove_batch_dim: bool = False,
         cache: dict[str, Tensor] | None = None,
-        pos_slice: Slice | SliceInput = None,
+        pos_slice: SliceLike = None,
     ) -> tuple[dict[str, Tensor], list[NamedHook], list[NamedHook]]:
         """Hooks that fill a dictionary with what the points see; nothing is attached yet.
 

@@ -8,9 +8,8 @@ from typing import get_args
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from transformer_lens.utilities import Slice, SliceInput
 
-from interp.models.activation_cache import TransformerCache
+from interp.models.activation_cache import SliceLike, TransformerCache
 from interp.models.block import Block
 from interp.models.config import TransformerConfig
 from interp.models.embeddings import build_embedding
@@ -98,7 +97,7 @@ class Transformer(WeightAccess, HookedModel):
         incl_bwd: bool = False,
         reset_hooks_end: bool = True,
         clear_contexts: bool = False,
-        pos_slice: Slice | SliceInput = None,
+        pos_slice: SliceLike = None,
     ) -> tuple[Tensor, TransformerCache]:
         """The forward pass and what the points saw in it.
 
