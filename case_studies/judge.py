@@ -93,8 +93,8 @@ def judge(claims: Sequence[Claim], results: Results, *, scale: str) -> list[Judg
 def _judge_one(claim: Claim, results: Results, scale: str) -> Judgement:
     expected, within = claim.expected_at(scale), claim.interval_within_at(scale)
     if expected is None:
-        where = " and ".join(claim.scales)
-        return Judgement(claim, "not measured at this scale", detail=f"measured at {where}")
+        detail = f"measured at {' and '.join(claim.scales)} scale"
+        return Judgement(claim, "not measured at this scale", detail=detail)
     try:
         measured = claim.measure(results)
         if not isinstance(measured, Measurement):

@@ -137,7 +137,7 @@ def _draw(figure: Figure, run: FinishedRun) -> DrawnFigure:
     try:
         drawing = figure.draw(run.results)
         buffer = io.BytesIO()
-        drawing.savefig(buffer, format="png", dpi=_DPI, facecolor="white")
+        drawing.savefig(buffer, format="png", dpi=_DPI, facecolor="white", bbox_inches="tight")
     except Exception as error:
         # a picture that fails must not take the claims with it: the page and the caller are told
         return DrawnFigure(figure, None, f"{type(error).__name__}: {error}", traceback.format_exc())

@@ -5,7 +5,7 @@ from html import escape
 
 from interp.case_studies.judge import Judgement
 
-_WIDTH, _HEIGHT, _MARGIN = 220, 36, 12
+_WIDTH, _HEIGHT, _MARGIN = 200, 34, 6
 _MIDDLE = 14
 
 

@@ -23,46 +23,52 @@ _COLOURS = {
     "not reproduced": "bold red",
     "not measured at this scale": "dim",
 }
+_ROOM_FOR_SOURCES = 116
 _SECONDS_BETWEEN_LINES = 20.0
 
 
 def print_table(table: Table) -> None:
-    """Print a table; where the output is no terminal, as wide as it has to be."""
-    console = Console(highlight=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(highlight=False, width=160)
-    console.print(table)
+    """Print a table as wide as the terminal, or 140 columns where there is none."""
+    Console(highlight=False, width=_width()).print(table)
 
 
 def claims_table(claims: Sequence[Mapping[str, Any]]) -> Table:
-    """Statement, source, paper, ours, expected, verdict; the reason below the statement."""
-    table = Table(box=SIMPLE_HEAD, show_lines=False, padding=(0, 1), pad_edge=False)
-    table.add_column("claim", ratio=5, min_width=24)
-    table.add_column("source", ratio=2, style="dim", min_width=8)
-    table.add_column("paper", min_width=5, max_width=14)
-    table.add_column("ours [95% interval]", min_width=12, max_width=24)
-    table.add_column("expected", min_width=8, max_width=18)
-    table.add_column("verdict", min_width=14)
+    """Statement, source, paper, ours, expected, verdict; sources go below the statements, as
+    reasons do, where there is little room."""
+    room = _width()
+    is_narrow = room < _ROOM_FOR_SOURCES
+    rows = []
     for claim in claims:
+        source = Text(claim["source"], style="dim")
         statement = Text(claim["statement"])
+        if is_narrow:
+            statement.append("\n").append_text(source)
         reason = "; ".join(part for part in (claim["error"], claim["detail"]) if part)
         if reason:
-            statement.append(f"\n{reason}", style="dim")
-        table.add_row(
-            statement,
-            Text(claim["source"]),
-            Text(claim["paper_text"] or "–"),
-            Text(claim["value_text"] or "–"),
-            Text(claim["expected_text"] or "–"),
-            Text(claim["verdict"], style=_COLOURS[claim["verdict"]]),
-        )
-        table.add_row()
+            statement.append(f"\n{reason}", style="dim italic")
+        numbers = [Text(claim[f"{name}_text"] or "–") for name in ("paper", "value", "expected")]
+        verdict = Text(claim["verdict"], style=_COLOURS[claim["verdict"]])
+        rows.append([statement, *([] if is_narrow else [source]), *numbers, verdict])
+    headers = ["source", "paper", "ours [95%]", "expected", "verdict"][is_narrow:]
+    widest = [10, 16, 12, 14] if is_narrow else [24, 16, 24, 20, 14]
+    widths = [
+        min(most, max(len(header), *(row[1 + i].cell_len for row in rows), 1))
+        for i, (header, most) in enumerate(zip(headers, widest, strict=True))
+    ]
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    # two of padding and one of border go to each column
+    left = room - sum(widths) - 3 * (len(widths) + 1)
+    table.add_column("claim", width=max(left, 16))
+    for header, width in zip(headers, widths, strict=True):
+        table.add_column(header, width=width)
+    for row in rows:
+        table.add_row(*row, end_section=True)
     return table
 
 
 def plain_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
     """A table of texts and numbers; numbers are aligned to the right."""
-    table = Table(box=SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, padding=(0, 1))
     for i, column in enumerate(columns):
         cells = [row[i] for row in rows]
         is_number = bool(cells) and all(
@@ -152,6 +158,11 @@ def size_text(n_bytes: int) -> str:
             break
         size /= 1000
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+
+
+def _width() -> int:
+    console = Console()
+    return console.width if console.is_terminal or "COLUMNS" in os.environ else 140
 
 
 def _shown(cell: Any) -> str:
