@@ -91,16 +91,22 @@ class Attention(ObservedModule):
         if self.hook_pattern.is_wanted or self.hook_attn_scores.is_wanted:
             z = self._materialised(q, k, v, attention_mask)
         else:
+            self.hook_attn_scores.decline()
+            self.hook_pattern.decline()
             z = _fused(q, k, v, scale=self.scale, is_causal=self.is_causal, key_mask=attention_mask)
-        z = self.hook_z(z)
+        return self._write(self.hook_z(z))
+
+    def _write(
+        self, z: Float[Tensor, "batch pos head_index d_head"]
+    ) -> Float[Tensor, "batch pos d_model"]:
         if self.hook_result.is_wanted:
             result = self.hook_result(torch.einsum("bphd,hdm->bphm", z, self.W_O))
-            return result.sum(-2) + self.b_O if self.has_biases else result.sum(-2)
+            return result.sum(-2) + self.b_O
+        self.hook_result.decline()
         heads = z.flatten(-2)
         if not self.has_output_projection:
             return heads
-        bias = self.b_O if self.has_biases else None
-        return F.linear(heads, self.W_O.flatten(0, 1).t(), bias)
+        return F.linear(heads, self.W_O.flatten(0, 1).t(), self.b_O if self.has_biases else None)
 
     def _project(
         self,

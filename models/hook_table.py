@@ -69,7 +69,9 @@ def _is_rescaling_invisible(model: "Transformer", layer: int) -> bool:
     """True if an MLP that is homogeneous writes, alone, to a stream that is read through norms."""
     config, is_last = model.cfg, layer == model.cfg.n_layers - 1
     mlp = model.blocks[layer].mlp
-    has_bias = mlp.has_biases and any(bool(b.any()) for b in (mlp.b_in, mlp.b_out))
+    biases = [model.blocks[layer].ln2.b, mlp.b_in, mlp.b_out]
+    biases += [mlp.b_gate] if config.gated_mlp else []
+    has_bias = any(bool(bias.any()) for bias in biases)
     if config.act_fn != "relu" or has_bias or config.mlp_residual:
         return False
     if is_last:
