@@ -7,6 +7,8 @@ from a random one with parts left out (Wen et al. 2023, arXiv 2312.01429, indist
 single components; the gadget is that of Pensia et al. 2020, arXiv 2006.07990).
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -83,7 +85,7 @@ def subset_sum_errors(
 
 
 def imitate_weights(
-    weights: Float[np.ndarray, "*shape"], *, n_products: int = 14, seed: int = 0
+    weights: Float[np.ndarray, "*shape"], *, n_products: int = 14, seed: int | Sequence[int] = 0
 ) -> Float[np.ndarray, "*shape"]:
     """Replace every weight by its best masked sum of random products.
 
@@ -93,7 +95,7 @@ def imitate_weights(
     Args:
         weights: any shape, finite.
         n_products: width n of each weight's gadget.
-        seed: seeds a generator of its own.
+        seed: one number, or several (such as model and matrix), that seed a generator of its own.
 
     Returns:
         The imitation, in the shape and precision of ``weights``.
