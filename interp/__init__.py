@@ -15,6 +15,7 @@ _PUBLIC: dict[str, str] = {
     "list_studies": "interp.workflows",
     "load": "interp.loading",
     "load_run": "interp.workflows",
+    "observe": "interp.observing",
     "run_study": "interp.workflows",
 }
 

@@ -1,0 +1,267 @@
+"""Follow the forward passes of a model: which texts they carry and where each token stands.
+
+Hooks on the transformers models within (the language model, its base model) tell where a forward
+pass begins and ends, what tokens and which 2-D mask it was given, and whether it goes on from the
+cache of the one before.
+"""
+
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, PreTrainedModel
+
+from interp.observe_masks import LazyMask, check_some_token_is_real
+from interp.observe_reductions import Placement
+from interp.observe_sites import AttentionSite, model_name, pretrained_models
+
+
+@dataclass
+class ForwardPass:
+    """One call of the model: what it carries, and what attention has seen of it so far."""
+
+    is_continued: bool
+    batches: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    layers: dict[str, list[int]] = field(default_factory=dict)
+    calls: dict[nn.Module, int] = field(default_factory=dict)
+    placements: list[tuple[Any, str, int, Placement]] = field(default_factory=list)
+
+    def number_layer(self, module: nn.Module, site: AttentionSite) -> int:
+        """The layer that this call of a module stands for.
+
+        A module that several layers share is numbered as if the layers were unrolled.
+        """
+        used = self.layers.setdefault(site.stack, [])
+        self.calls[module] = self.calls.get(module, 0) + 1
+        fresh = self.calls[module] == 1 and site.layer not in used
+        layer = site.layer if fresh else max(used) + 1
+        used.append(layer)
+        return layer
+
+
+class ForwardTracker:
+    """Knows the forward pass that runs, and counts the texts of every stack."""
+
+    def __init__(self, model: nn.Module, *, extrapolate: bool) -> None:
+        self._model = model
+        self._name = model_name(model)
+        self._extrapolate = extrapolate
+        self._open: list[tuple[PreTrainedModel, Tensor | None]] = []
+        self._thread: int | None = None
+        self._cache: weakref.ref[Cache] | None = None
+        self._tokens: dict[nn.Module, Tensor] = {}
+        self._n_texts: dict[str, int] = {}
+        self._last_batch: dict[str, int] = {}
+        self._checkpointed = [m for m in model.modules() if hasattr(m, "gradient_checkpointing")]
+        self._pass: ForwardPass | None = None
+        self.n_forwards = 0
+
+    @property
+    def n_texts(self) -> int:
+        """Texts seen so far, in the stack that saw most."""
+        return max(self._n_texts.values(), default=0)
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Follow forward passes inside the block."""
+        with ExitStack() as stack:
+            for inner in pretrained_models(self._model):
+                for handle in (
+                    inner.register_forward_pre_hook(self._begin, with_kwargs=True),
+                    inner.register_forward_hook(self._end, with_kwargs=True, always_call=True),
+                ):
+                    stack.callback(handle.remove)
+            yield
+
+    def current(self) -> ForwardPass:
+        """The pass that runs; attention modules called by themselves make a pass of one call."""
+        return self._pass or ForwardPass(is_continued=False)
+
+    def text_mask(self, n_keys: int) -> Tensor | None:
+        """The 2-D mask of the innermost model that was given one as long as the keys."""
+        for _, mask in reversed(self._open):
+            if mask is not None and mask.shape[-1] == n_keys:
+                return mask.bool()
+        return None
+
+    def tokens(self, stack: str) -> Tensor | None:
+        """Tokens [batch, pos] behind the keys of a stack, those before the cache included."""
+        known = [self._tokens[module] for module, _ in self._open if module in self._tokens]
+        if not known:
+            return None
+        return known[0] if stack == "cross" else known[-1]
+
+    def _begin(
+        self, module: PreTrainedModel, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        if any(module is inner for inner, _ in self._open):
+            self._open.clear()  # an interrupted pass never ended
+        if self._open and self._thread != threading.get_ident():
+            raise RuntimeError(
+                f"{self._name} runs in two threads while it is observed, and their texts cannot be "
+                "told apart; run them one after the other"
+            )
+        mask = kwargs.get("attention_mask")
+        mask = mask if isinstance(mask, Tensor) and mask.ndim == 2 else None
+        if mask is not None:
+            check_some_token_is_real(mask)
+        if not self._open:
+            self._begin_outermost(module, args, kwargs)
+        self._open.append((module, mask))
+        tokens, before = _input_ids(args, kwargs), self._tokens.pop(module, None)
+        if tokens is not None:
+            goes_on = before is not None and self.current().is_continued
+            if goes_on and before is not None and len(before) == len(tokens):
+                tokens = torch.cat([before, tokens], 1)
+            self._tokens[module] = tokens
+
+    def _begin_outermost(
+        self, module: PreTrainedModel, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> None:
+        self._thread = threading.get_ident()
+        if kwargs.get("output_attentions"):
+            raise ValueError(
+                "output_attentions: asks for every pattern, which an observation never builds; "
+                "name heads and rows in observe(..., patterns=...), or run eager without observing"
+            )
+        if torch.is_grad_enabled() and any(
+            m.gradient_checkpointing and m.training for m in self._checkpointed
+        ):
+            raise ValueError(
+                f"{self._name} checkpoints its gradients: layers run again in the backward pass, "
+                "where they would be counted twice or no longer edited. Call "
+                "model.gradient_checkpointing_disable() first, or observe under torch.no_grad()"
+            )
+        cache = _find_cache(kwargs)
+        is_continued = cache is not None and self._cache is not None and self._cache() is cache
+        if cache is not None:
+            self._cache = weakref.ref(cache)
+        tokens = _input_ids(args, kwargs)
+        if tokens is not None:
+            if tokens.shape[1] == 0:
+                raise ValueError("input_ids: the text is empty, expected at least one token")
+            past = int(cache.get_seq_length()) if cache is not None else 0
+            self._check_length(module, past + tokens.shape[1])
+        self._pass = ForwardPass(is_continued)
+        self.n_forwards += 1
+
+    def _end(self, module: PreTrainedModel, args: Any, kwargs: Any, output: Any) -> None:
+        if self._open and self._open[-1][0] is module:
+            self._open.pop()
+        if not self._open:
+            self._pass = None
+            returned = getattr(output, "past_key_values", None) or getattr(output, "cache", None)
+            if isinstance(returned, Cache):
+                self._cache = weakref.ref(returned)
+
+    def _check_length(self, module: PreTrainedModel, length: int) -> None:
+        limit, is_learned = position_limit(module)
+        if limit is None or length <= limit or (self._extrapolate and not is_learned):
+            return
+        advice = (
+            "its position table has no more rows: cut the text, for example into windows"
+            if is_learned
+            else "cut the text, or say extrapolate=True to observe it beyond what it was made for"
+        )
+        raise ValueError(
+            f"input_ids: a text of {length} tokens is longer than the {limit} positions of "
+            f"{self._name}; {advice}"
+        )
+
+    def place(self, site: AttentionSite, mask: Any, query: Tensor, *, n_keys: int) -> Placement:
+        """Where queries and keys of a call stand; worked out once for all layers of one mask."""
+        batch, _, query_pos, _ = query.shape
+        running = self.current()
+        for known, stack, seen_keys, placement in running.placements:
+            is_same = known is mask and stack == site.stack and seen_keys == n_keys
+            if is_same and placement.queries.shape == (batch, query_pos):
+                return placement
+        first_sample, is_continued = self._count(site.stack, batch, running)
+        is_cross = site.stack == "cross"
+        if isinstance(mask, LazyMask):
+            request = mask.request
+            text, q_offset, kv_offset = request.text_mask, request.q_offset, request.kv_offset
+        else:
+            text = self.text_mask(n_keys)
+            q_offset, kv_offset = (0, 0) if is_cross else (n_keys - query_pos, 0)
+        keys = _positions(text, kv_offset, n_keys, batch, query.device)
+        if is_cross:
+            queries = _queries_of_self(running, query)
+            new_keys = torch.full_like(keys, 0 if is_continued else 1, dtype=torch.bool)
+        else:
+            queries = _positions(text, q_offset, query_pos, batch, query.device)
+            absolute = torch.arange(n_keys, device=keys.device) + kv_offset
+            begins = q_offset if is_continued else 0
+            new_keys = (absolute >= begins).expand_as(keys)
+        placement = Placement(queries, keys, new_keys, first_sample, is_continued)
+        running.placements.append((mask, site.stack, n_keys, placement))
+        return placement
+
+    def _count(self, stack: str, batch: int, running: ForwardPass) -> tuple[int, bool]:
+        """The number of a batch's first text, and whether these texts were seen before."""
+        if stack not in running.batches:
+            total = self._n_texts.get(stack, 0)
+            goes_on = running.is_continued and self._last_batch.get(stack) == batch
+            first = total - batch if goes_on else total
+            self._n_texts[stack] = first + batch
+            self._last_batch[stack] = batch
+            running.batches[stack] = (first, goes_on)
+        return running.batches[stack]
+
+
+def _positions(
+    text_mask: Tensor | None, offset: int, n: int, batch: int, device: torch.device
+) -> Tensor:
+    """Positions [batch, n] counted from each text's first real token; -1 for padding."""
+    absolute = torch.arange(n, device=device) + offset
+    if text_mask is None:
+        return absolute.expand(batch, n)
+    first = text_mask.to(torch.int64).argmax(-1, keepdim=True)
+    missing = offset + n - text_mask.shape[-1]
+    real = torch.nn.functional.pad(text_mask, (0, missing)) if missing > 0 else text_mask
+    real = real[:, offset : offset + n].expand(batch, n)
+    return torch.where(real, absolute - first, -1)
+
+
+def _queries_of_self(running: ForwardPass, query: Tensor) -> Tensor:
+    """Positions of cross-attention's queries: those of the decoder's self-attention before it."""
+    batch, _, query_pos, _ = query.shape
+    for _, stack, _, placement in reversed(running.placements):
+        if stack != "encoder" and placement.queries.shape == (batch, query_pos):
+            return placement.queries
+    return torch.arange(query_pos, device=query.device).expand(batch, query_pos)
+
+
+def _input_ids(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The tokens [batch, pos] that a transformers model was called with, if it was."""
+    inputs = kwargs.get("input_ids", args[0] if args else None)
+    is_tokens = isinstance(inputs, Tensor) and inputs.ndim == 2 and not inputs.is_floating_point()
+    return inputs if is_tokens else None
+
+
+def _find_cache(kwargs: Mapping[str, Any]) -> Cache | None:
+    for name in ("past_key_values", "cache"):
+        if isinstance(kwargs.get(name), Cache):
+            return kwargs[name]
+    return None
+
+
+def position_limit(model: PreTrainedModel) -> tuple[int | None, bool]:
+    """How many positions a model has (None: no limit), and whether a learned table ends there."""
+    config = model.config.get_text_config()
+    limit = getattr(config, "max_position_embeddings", None)
+    if not isinstance(limit, int) or hasattr(config, "relative_attention_num_buckets"):
+        return None, False
+    for name, module in model.named_modules():
+        is_table = isinstance(module, nn.Embedding) and limit <= module.num_embeddings <= limit + 4
+        leaf = name.rpartition(".")[2].lower()
+        if is_table and (leaf == "wpe" or "pos" in leaf):
+            # RoBERTa and kin number positions from padding_idx + 1
+            padding = module.padding_idx if module.num_embeddings == limit else None
+            return limit - (0 if padding is None else padding + 1), True
+    return limit, False
