@@ -63,7 +63,17 @@ def row_weights(
     slot = None
     if options.slot is not None:
         slot = pick(options.slot, options, selection).to(scores.dtype)
-        slot = slot.expand(scores.shape[:-1])
+    return weights_of_scores(scores, allowed, cut, slot, options)
+
+
+def weights_of_scores(
+    scores: Tensor,
+    allowed: Tensor,
+    cut: Tensor | None,
+    slot: Tensor | None,
+    options: AttentionOptions,
+) -> RowWeights:
+    """Weights and statistics from scores [B, H, R, K] and the logit of a slot [B, H, R]."""
     weights, lse, sink_mass = _softmax(scores, allowed, slot)
     if options.is_softmax:
         surprise = torch.where(allowed, _finite(lse)[..., None] - scores, 0.0)
