@@ -122,6 +122,43 @@ def bootstrap_interval(
     return BootstrapInterval(estimate, low, high, level, method, n_samples)
 
 
+def two_sample_interval(
+    first: Samples,
+    second: Samples,
+    statistic: Callable[[Any, Any], float],
+    *,
+    n_resamples: int = 2000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> BootstrapInterval:
+    """Percentile interval of a statistic of two independent groups, such as a ratio of means.
+
+    Args:
+        first, second: ``[sample, ...]`` each, finite; each group is resampled by itself.
+        statistic: takes two arrays shaped like ``first`` and ``second`` and returns one number.
+        n_resamples: bootstrap resamples drawn.
+        seed: seeds a generator of its own.
+        level: coverage in (0, 1).
+
+    Returns:
+        The interval; ``n_samples`` is that of the smaller group.
+
+    Raises:
+        ValueError: no samples, values that are not finite, a level or number of resamples out of
+            range.
+    """
+    groups = _finite("first", first), _finite("second", second)
+    _check_resampling(n_resamples, level)
+    rng = np.random.default_rng(seed)
+    resampled = [
+        statistic(*(group[rng.integers(len(group), size=len(group))] for group in groups))
+        for _ in range(n_resamples)
+    ]
+    low, high = (float(q) for q in np.quantile(resampled, [(1 - level) / 2, (1 + level) / 2]))
+    estimate = float(statistic(*groups))
+    return BootstrapInterval(estimate, low, high, level, "percentile", min(map(len, groups)))
+
+
 def correlation(
     x: Samples,
     y: Samples,

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from interp.bootstrap import bootstrap_interval, correlation
+from interp.bootstrap import bootstrap_interval, correlation, two_sample_interval
 
 
 def _normal(seed, *shape):
@@ -64,6 +64,18 @@ def test_equal_samples_give_a_point(method):
     assert (interval.low, interval.estimate, interval.high) == (2.5, 2.5, 2.5)
 
 
+def test_two_groups_are_resampled_independently():
+    first, second = _normal(41, 97) + 3, _normal(43, 31) + 1
+    interval = two_sample_interval(first, second, lambda a, b: float(a.mean() - b.mean()))
+    error = np.sqrt(first.var() / 97 + second.var() / 31)
+    assert interval.estimate == pytest.approx(first.mean() - second.mean())
+    # 2000 resamples: the ends have a Monte-Carlo error of about 5% of the half width
+    assert interval.high - interval.low == pytest.approx(2 * 1.96 * error, rel=0.1)
+    assert interval.n_samples == 31
+    again = two_sample_interval(first, second, lambda a, b: float(a.mean() - b.mean()))
+    assert interval == again
+
+
 @pytest.mark.parametrize(
     ("kind", "reference"), [("pearson", stats.pearsonr), ("spearman", stats.spearmanr)]
 )
@@ -107,6 +119,7 @@ def test_a_perfect_correlation_has_finite_intervals():
         (lambda: bootstrap_interval([1.0, float("nan")]), "values"),
         (lambda: bootstrap_interval([1.0, 2.0], level=95.0), "level"),
         (lambda: bootstrap_interval([1.0, 2.0], n_resamples=0), "n_resamples"),
+        (lambda: two_sample_interval([1.0], [], lambda a, b: 0.0), "second"),
         (lambda: correlation([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]), "at least 4"),
         (lambda: correlation([1.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]), "x: every value"),
         (lambda: correlation([1.0] * 5, [1.0] * 4), "shapes"),
