@@ -20,7 +20,8 @@ from jaxtyping import Num
 
 IntervalMethod = Literal["percentile", "bca"]
 CorrelationKind = Literal["pearson", "spearman"]
-Samples = Num[np.ndarray, "sample *features"] | Sequence[float]
+# [sample, ...]; the lengths of two groups may differ, so the axes have no names here
+Samples = Num[np.ndarray, "_ ..."] | Sequence[float]
 
 
 @dataclass(frozen=True)
