@@ -123,6 +123,38 @@ def bootstrap_interval(
     return BootstrapInterval(estimate, low, high, level, method, n_samples)
 
 
+def jackknife_interval(
+    values: Samples, statistic: Callable[[Any], float], *, level: float = 0.95
+) -> BootstrapInterval:
+    """Student's interval from leaving out one sample at a time, for statistics of *pairs*.
+
+    A bootstrap resample repeats samples, and a pair of the same sample has distance 0, which pulls
+    a mean over pairs down. Leaving out does not repeat (Arvesen 1969, on U-statistics).
+
+    Args:
+        values: ``[sample, ...]``, at least 3, finite.
+        statistic: takes an array shaped like ``values`` with fewer samples, returns one number.
+        level: coverage in (0, 1).
+
+    Raises:
+        ValueError: fewer than 3 samples, values that are not finite, or a level out of range.
+    """
+    from scipy import special
+
+    samples = _finite("values", values)
+    _check_resampling(1, level)
+    n_samples = len(samples)
+    if n_samples < 3:
+        raise ValueError(f"values: got {n_samples} samples, expected at least 3 to leave one out")
+    left_out = np.array([statistic(np.delete(samples, i, axis=0)) for i in range(n_samples)])
+    variance = (n_samples - 1) / n_samples * ((left_out - left_out.mean()) ** 2).sum()
+    quantile = float(special.stdtrit(n_samples - 1, 0.5 + level / 2))
+    half_width = quantile * math.sqrt(variance)
+    estimate = float(statistic(samples))
+    low, high = estimate - half_width, estimate + half_width
+    return BootstrapInterval(estimate, low, high, level, "jackknife", n_samples)
+
+
 def two_sample_interval(
     first: Samples,
     second: Samples,

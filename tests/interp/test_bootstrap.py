@@ -2,7 +2,12 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from interp.bootstrap import bootstrap_interval, correlation, two_sample_interval
+from interp.bootstrap import (
+    bootstrap_interval,
+    correlation,
+    jackknife_interval,
+    two_sample_interval,
+)
 
 
 def _normal(seed, *shape):
@@ -76,6 +81,27 @@ def test_two_groups_are_resampled_independently():
     assert interval == again
 
 
+def test_the_jackknife_of_a_mean_is_its_textbook_interval():
+    values = _normal(47, 19)
+    interval = jackknife_interval(values, np.mean, level=0.9)
+    error = values.std(ddof=1) / np.sqrt(19)
+    # 1.7341: the 95% quantile of Student's t with 18 degrees of freedom
+    assert interval.low == pytest.approx(values.mean() - 1.7341 * error, abs=1e-4)
+    assert interval.high == pytest.approx(values.mean() + 1.7341 * error, abs=1e-4)
+
+
+def test_the_jackknife_covers_a_mean_over_pairs_that_a_bootstrap_would_pull_down():
+    def mean_square_distance(points):
+        return float(2 * points.var(axis=0, ddof=1).sum())
+
+    intervals = [jackknife_interval(_normal(i, 61, 5), mean_square_distance) for i in range(150)]
+    covered = np.mean([interval.contains(2 * 5.0) for interval in intervals])
+    # binomial standard deviation .018
+    assert covered > 0.95 - 3 * 0.018
+    pulled = bootstrap_interval(_normal(1, 5, 7), mean_square_distance)
+    assert pulled.low + pulled.high < 2 * pulled.estimate
+
+
 @pytest.mark.parametrize(
     ("kind", "reference"), [("pearson", stats.pearsonr), ("spearman", stats.spearmanr)]
 )
@@ -119,6 +145,7 @@ def test_a_perfect_correlation_has_finite_intervals():
         (lambda: bootstrap_interval([1.0, float("nan")]), "values"),
         (lambda: bootstrap_interval([1.0, 2.0], level=95.0), "level"),
         (lambda: bootstrap_interval([1.0, 2.0], n_resamples=0), "n_resamples"),
+        (lambda: jackknife_interval([1.0, 2.0], np.mean), "values: got 2 samples"),
         (lambda: two_sample_interval([1.0], [], lambda a, b: 0.0), "second"),
         (lambda: correlation([1.0, 2.0, 3.0], [1.0, 2.0, 3.0]), "at least 4"),
         (lambda: correlation([1.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]), "x: every value"),
