@@ -106,6 +106,14 @@ def norm_waves(norms: Float[Array, "layer pos"], *, min_ratio: float = 4.0) -> l
     return waves
 
 
+def cosine_to_first(
+    hidden: Float[Array, "batch layer pos d_model"],
+) -> Float[Tensor, "batch layer pos"]:
+    """Cosine of every token's state with the first token's in the same layer, in [-1, 1]."""
+    states = torch.as_tensor(hidden).detach()
+    return torch.nn.functional.cosine_similarity(states, states[:, :, :1], dim=-1)
+
+
 def secondary_sinks(
     hidden: Float[Array, "batch layer pos d_model"],
     wave: Wave,
@@ -121,13 +129,18 @@ def secondary_sinks(
     |cos(h_t, h_0)| > min_cosine.
     Source: Wong et al., arXiv 2512.22213.
     """
+    return aligned_runs(cosine_to_first(hidden), wave, min_cosine=min_cosine)
+
+
+def aligned_runs(
+    cosines: Float[Array, "batch layer pos"], wave: Wave, *, min_cosine: float = 0.9
+) -> pd.DataFrame:
+    """`secondary_sinks` from the cosines to the first token, which take less room to keep."""
     first, last = wave
-    states = torch.as_tensor(hidden).detach()
-    if not 0 <= first <= last < states.shape[1]:
-        raise ValueError(f"{wave} is not within the {states.shape[1]} layers of hidden")
-    states = states[:, first : last + 1]
-    cosine = torch.nn.functional.cosine_similarity(states, states[:, :, :1], dim=-1)
-    is_aligned = (cosine.abs() > min_cosine)[:, :, 1:].transpose(1, 2)  # [batch, pos - 1, layer]
+    cosines = torch.as_tensor(cosines)
+    if not 0 <= first <= last < cosines.shape[1]:
+        raise ValueError(f"{wave} is not within the {cosines.shape[1]} layers there are")
+    is_aligned = (cosines[:, first : last + 1, 1:].abs() > min_cosine).transpose(1, 2)
     edge = torch.zeros_like(is_aligned[..., :1])
     change = torch.diff(torch.cat([edge, is_aligned, edge], -1).to(torch.int8), dim=-1)
     # Starts and ends of runs are met in the same order: row by row, and by layer within a row.

@@ -107,7 +107,8 @@ def check_tokens(model: Any, tokens: Int[Tensor, "batch pos"], *, at_least: int 
             f"tokens must be [batch, pos] with at least {at_least} positions, "
             f"got the shape {tuple(tokens.shape)}"
         )
-    size = getattr(model.config, "vocab_size", None)
+    config = getattr(model, "config", None) or model.cfg  # transformers' or our zoo's
+    size = getattr(config, "vocab_size", None) or getattr(config, "d_vocab", None)
     largest = int(tokens.max())
     if int(tokens.min()) < 0 or (size is not None and largest >= size):
         raise ValueError(f"tokens has an id outside the model's vocabulary of {size}: {largest}")

@@ -247,7 +247,7 @@ def test_outliers_report_ratio_and_kurtosis_for_models_too_small_for_suns_bounds
     assert planted["median"] == pytest.approx(0.1)
     assert planted.ratio == pytest.approx(200)
     assert planted["kurtosis"] > 30
-    assert (table["kurtosis"][:-1] < 1.001).all()  # two values of one size: the least there is
+    assert (table["kurtosis"][:-1] < 1.01).all()  # two values of one size: the least there is
 
 
 def test_kurtosis_of_a_gaussian_is_three():
@@ -286,5 +286,5 @@ def test_secondary_sinks_are_found_with_their_lifetime_within_the_wave_only():
         (1, 4, 5, 3),
     ]
     assert secondary_sinks(hidden, Wave(8, 8)).position.tolist() == [4]
-    with pytest.raises(ValueError, match="not within the 9 layers"):
+    with pytest.raises(ValueError, match="not within the 9 layers there are"):
         secondary_sinks(hidden, Wave(2, 9))
