@@ -1,5 +1,6 @@
 """Running a study: plan, compute what is not on disk yet, judge, report."""
 
+import contextlib
 import errno
 import os
 from collections import deque
@@ -7,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from interp.case_studies import keys as identity
 from interp.case_studies import record as records
@@ -30,6 +31,7 @@ class UnitFailed(StudyError):
     """The study's code raised in a unit; the message names the unit, its params and the error."""
 
 
+@runtime_checkable
 class Progress(Protocol):
     """Who is told how far a run is. Costs are in the units' own measure."""
 
@@ -135,6 +137,8 @@ def _prepare_folder(plan: Plan) -> set[str]:
     done = {name for name, key in plan.keys.items() if store.has(key) and store.read(key)}
     for key in plan.keys.values():
         _trace_file(folder, key).unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # there is none, or it holds traces of other units
+        (folder / "failed").rmdir()
     records.write_record(folder, plan.record)
     return done
 
@@ -229,7 +233,10 @@ def _failure(plan: Plan, failed: Sequence[Outcome]) -> StudyError:
             f"would be kept under the wrong keys; run the same command again. {kept}"
         )
     if first.status == "not stored":
-        return StudyError(f"unit {first.unit!r}: {first.error}. {kept}")
+        return StudyError(
+            f"unit {first.unit!r}: {first.error}. {kept}; put that right and run the same command "
+            "again"
+        )
     for outcome in failed:
         path = _trace_file(plan.folder, plan.keys[outcome.unit])
         path.parent.mkdir(exist_ok=True)

@@ -177,7 +177,7 @@ def as_plain(value: Any, where: str, *, nan: bool) -> JSON:
     )
 
 
-def _plain_dict(value: Mapping[str, Any], where: str, *, nan: bool) -> dict[str, JSON]:
+def _plain_dict(value: Mapping[Any, Any], where: str, *, nan: bool) -> dict[str, JSON]:
     if not isinstance(value, Mapping):
         raise TypeError(f"{where}: got {type(value).__name__}, expected a dict")
     for name in value:

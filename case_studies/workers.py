@@ -137,13 +137,40 @@ def _execute(tasks: Iterable[Task], workers: int) -> Iterator[Outcome]:
     parallel = joblib.Parallel(
         n_jobs=workers, batch_size=1, pre_dispatch=workers, return_as="generator_unordered"
     )
-    outcomes = parallel(joblib.delayed(compute_unit)(task) for task in tasks)
+    at_work: set[str] = set()
+    with _without_interrupts():
+        outcomes = parallel(joblib.delayed(compute_unit)(task) for task in _noting(tasks, at_work))
     try:
-        yield from outcomes
+        for outcome in outcomes:
+            at_work.discard(outcome.unit)
+            yield outcome
     except BrokenProcessPool as error:
-        raise WorkerDied(_why_killed(str(error))) from error
+        raise WorkerDied(_why_killed(str(error), at_work)) from error
     finally:
         outcomes.close()
+
+
+def _noting(tasks: Iterable[Task], at_work: set[str]) -> Iterator[Task]:
+    for task in tasks:
+        at_work.add(task.unit.name)
+        yield task
+
+
+@contextlib.contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Hold Ctrl-C back while processes are started: they inherit that, and so leave it to us."""
+    from multiprocessing import resource_tracker as standard_tracker
+
+    from joblib.externals.loky.backend import resource_tracker
+
+    # both let Ctrl-C through when they start, so they have to be running
+    standard_tracker.ensure_running()
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _compute(task: Task, store: Store) -> UnitResult:
@@ -203,9 +230,10 @@ def _disk_error(error: OSError, folder: Path) -> str:
     return f"cannot write below {folder}: {error.strerror or error}"
 
 
-def _why_killed(message: str) -> str:
+def _why_killed(message: str, at_work: set[str]) -> str:
     how = "killed (SIGKILL), most often because memory ran out" if "SIGKILL" in message else "ended"
+    names = " or ".join(repr(name) for name in sorted(at_work))
     return (
-        f"a worker process was {how}. Finished units are kept: run the same command again, with "
-        "fewer --workers if memory is short"
+        f"a worker process was {how}, at unit {names}. Finished units are kept: run the same "
+        "command again, with fewer --workers if memory is short"
     )
