@@ -93,14 +93,14 @@ def test_numbers_are_tidy_one_a_row(result):
         for number, index, value in of_two.itertuples(index=False)
     ]
     assert found == [
-        ("mean", None, 1.0),
-        ("ok", None, 1.0),
+        ("by.depth.1", None, 3.0),
         ("curve", 0, 2.0),
         ("curve", 1, 0.5),
-        ("by.depth.1", None, 3.0),
         ("grid.0", 0, 1.0),
         ("grid.0", 1, 2.0),
         ("grid.1", 0, 3.0),
+        ("mean", None, 1.0),
+        ("ok", None, 1.0),
     ]
     means = numbers[numbers["number"] == "mean"]["value"]
     assert means.tolist() == [seed / 2 for seed in range(12)]
