@@ -1,12 +1,15 @@
 """Studies are found by name or by path, listed without torch, and read anew when they change."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from interp.case_studies import registry
 from interp.case_studies.registry import find_study, list_studies
+from interp.case_studies.run import run
 from interp.case_studies.study import StudyError
 from interp.errors import UsageError
 
@@ -137,3 +140,16 @@ def test_a_study_that_calls_itself_otherwise_is_refused(toy):
     renamed = toy.rename(toy.parent / "other_toy")
     with pytest.raises((UsageError, StudyError), match="STUDY.name is 'toy'"):
         _ = find_study(renamed).info
+
+
+def test_the_study_that_the_readme_teaches_runs_and_reproduces_its_claim(tmp_path):
+    readme = Path(registry.__file__).resolve().with_name("README.md").read_text()
+    folder = tmp_path / "my_study"
+    folder.mkdir()
+    for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL):
+        if part := re.match(r"# (\w+)\.py: ", block):
+            (folder / f"{part[1]}.py").write_text(block)
+    assert sorted(path.stem for path in folder.iterdir()) == sorted(registry.PARTS)
+    outcome = run(folder, out=tmp_path / "run", workers=1)
+    assert [judgement.verdict for judgement in outcome.run.judgements] == ["reproduced"]
+    assert outcome.figure_errors == {}
