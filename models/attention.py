@@ -1,18 +1,41 @@
 """Multi-head attention that computes what is observed and no more.
 
-Without anybody looking at a [query_pos, key_pos] tensor the layer asks `_fused` for the output
-alone; with a listener on ``hook_attn_scores`` or ``hook_pattern`` it materialises both.
+While nobody looks at a [query_pos, key_pos] tensor the layer takes the fused path, which has the
+output and any statistic of the pattern; a listener on ``hook_attn_scores`` or ``hook_pattern``
+switches this layer, and no other, to the eager path.
 """
+
+from collections.abc import Callable, Collection
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from interp.kernels.attention import attention
 from interp.models.biases import add_bias
 from interp.models.config import TransformerConfig
-from interp.models.hook_point import ObservedModule, Point
+from interp.models.eager_attention import (
+    first_keys,
+    masked_scores,
+    pattern_statistics,
+    softmax_rows,
+)
+from interp.models.hook_point import ObservedModule, Point, ReadOut
 from interp.models.positions import Rotary
+
+# What a layer can be asked about its pattern without building it, and under which name the kernel
+# has it: "first_mass" is the attention on the first real key.
+STATISTICS = {
+    "lse": "lse",
+    "entropy": "entropy",
+    "first_mass": "mass",
+    "received": "received",
+}
+# torch's own attention is the fastest when nothing is asked; with padding it needs a mask entry for
+# each sequence, query and key. Beyond this many the kernel, which needs none, takes over.
+MOST_MASK_ENTRIES = 2**22
 
 _HEAD = ("batch", "pos", "head_index", "d_head")
 _KEY_VALUE_HEAD = ("batch", "pos", "key_value_head", "d_head")
@@ -31,6 +54,12 @@ class Attention(ObservedModule):
     to 0 where no key may be seen. ``hook_z`` [batch, pos, head_index, d_head] is what W_O
     multiplies; ``hook_result`` [batch, pos, head_index, d_model] is what each head writes to the
     residual stream, b_O not included.
+
+    Read-outs, in at least float32: ``hook_lse`` [batch, head_index, query_pos], the log-sum-exp of
+    the scores (-inf where no key may be seen); ``hook_entropy``, that of each row of the pattern in
+    nats; ``hook_first_mass``, the attention on the first key that is not padding;
+    ``hook_received`` [batch, head_index, key_pos], the attention that each key gets from all
+    queries. An edited pattern is told as edited.
     """
 
     W_O: Tensor
@@ -70,8 +99,13 @@ class Attention(ObservedModule):
             self.hook_rot_k = Point(*_KEY_VALUE_HEAD)
         self.hook_attn_scores = Point(*_SQUARE)
         self.hook_pattern = Point(*_SQUARE)
+        self.hook_lse = ReadOut(*_SQUARE[:3])
+        self.hook_entropy = ReadOut(*_SQUARE[:3])
+        self.hook_first_mass = ReadOut(*_SQUARE[:3])
+        self.hook_received = ReadOut("batch", "head_index", "key_pos")
         self.hook_z = Point(*_HEAD)
         self.hook_result = Point("batch", "pos", "head_index", "d_model")
+        self.read_outs = tuple((name, getattr(self, f"hook_{name}")) for name in STATISTICS)
 
     def forward(
         self,
@@ -88,13 +122,7 @@ class Attention(ObservedModule):
         if self.has_rotary:
             q = self.hook_rot_q(self.rotary(q, positions))
             k = self.hook_rot_k(self.rotary(k, positions))
-        if self.hook_pattern.is_wanted or self.hook_attn_scores.is_wanted:
-            z = self._materialised(q, k, v, attention_mask)
-        else:
-            self.hook_attn_scores.decline()
-            self.hook_pattern.decline()
-            z = _fused(q, k, v, scale=self.scale, is_causal=self.is_causal, key_mask=attention_mask)
-        return self._write(self.hook_z(z))
+        return self._write(self.hook_z(self._attend(q, k, v, attention_mask)))
 
     def _write(
         self, z: Float[Tensor, "batch pos head_index d_head"]
@@ -118,85 +146,43 @@ class Attention(ObservedModule):
         projected = F.linear(x, flat.t(), bias.flatten() if self.has_biases else None)
         return projected.unflatten(-1, (weight.shape[0], self.d_head))
 
-    def _materialised(
+    def _attend(
         self,
         q: Float[Tensor, "batch pos head_index d_head"],
         k: Float[Tensor, "batch pos key_value_head d_head"],
         v: Float[Tensor, "batch pos key_value_head d_head"],
-        attention_mask: Bool[Tensor, "batch key_pos"] | None,
+        key_mask: Bool[Tensor, "batch key_pos"] | None,
     ) -> Float[Tensor, "batch pos head_index d_head"]:
-        q, k, v = q.transpose(1, 2), _repeat_heads(k, self.n_heads), _repeat_heads(v, self.n_heads)
-        scores = (q * self.scale) @ k.transpose(-1, -2)
-        allowed = allowed_pairs(
-            scores.shape[-2],
-            scores.shape[-1],
-            is_causal=self.is_causal,
-            key_mask=attention_mask,
-            device=scores.device,
-        )
-        if allowed is not None:
-            scores = scores.masked_fill(~allowed, -torch.inf)
-        scores = self.hook_attn_scores(scores)
-        if attention_mask is None and not self.hook_attn_scores.is_wanted:
-            pattern = scores.softmax(-1)
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        wanted = [name for name, point in self.read_outs if point.is_wanted]
+        if self.hook_pattern.is_wanted or self.hook_attn_scores.is_wanted:
+            z, found = self._eager(q, k, v, key_mask, wanted)
         else:
-            # a row without an allowed key attends to nothing, and passes on no NaN
-            is_dead = (scores == -torch.inf).all(-1, keepdim=True)
-            pattern = scores.masked_fill(is_dead, 0.0).softmax(-1).masked_fill(is_dead, 0.0)
-        return (self.hook_pattern(pattern) @ v).transpose(1, 2)
-
-
-def _fused(
-    q: Float[Tensor, "batch query_pos head_index d_head"],
-    k: Float[Tensor, "batch key_pos key_value_head d_head"],
-    v: Float[Tensor, "batch key_pos key_value_head d_head"],
-    *,
-    scale: float,
-    is_causal: bool,
-    key_mask: Bool[Tensor, "batch key_pos"] | None,
-) -> Float[Tensor, "batch query_pos head_index d_head"]:
-    """Attention output without any [query_pos, key_pos] tensor that outlives the call."""
-    n_heads = q.shape[2]
-    q, k, v = q.transpose(1, 2), _repeat_heads(k, n_heads), _repeat_heads(v, n_heads)
-    if key_mask is None:
-        z = F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
+            self.hook_attn_scores.decline()
+            self.hook_pattern.decline()
+            z, found = _fused(q, k, v, key_mask, wanted, scale=self.scale, is_causal=self.is_causal)
+        for name, point in self.read_outs:
+            if name in found:
+                point(found[name])
+            else:
+                point.decline()
         return z.transpose(1, 2)
-    allowed = allowed_pairs(
-        q.shape[-2], k.shape[-2], is_causal=is_causal, key_mask=key_mask, device=q.device
-    )
-    assert allowed is not None
-    is_dead = ~allowed.any(-1, keepdim=True)
-    z = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed | is_dead, scale=scale)
-    return z.masked_fill(is_dead, 0.0).transpose(1, 2)
 
-
-def allowed_pairs(
-    n_queries: int,
-    n_keys: int,
-    *,
-    is_causal: bool,
-    key_mask: Bool[Tensor, "batch key_pos"] | None,
-    device: torch.device,
-) -> Bool[Tensor, "*broadcast query_pos key_pos"] | None:
-    """Which query may see which key, broadcastable over [batch, head_index]; None when all may.
-
-    Causal masks are aligned at the end: the last query sees the last key.
-    """
-    allowed = None
-    if is_causal:
-        ones = torch.ones(n_queries, n_keys, dtype=torch.bool, device=device)
-        allowed = ones.tril(n_keys - n_queries)
-    if key_mask is not None:
-        keys = key_mask[:, None, None, :]
-        allowed = keys.expand(-1, -1, n_queries, -1) if allowed is None else allowed & keys
-    return allowed
-
-
-def _repeat_heads(
-    x: Float[Tensor, "batch pos key_value_head d_head"], n_heads: int
-) -> Float[Tensor, "batch head_index pos d_head"]:
-    x = x.transpose(1, 2)
-    return x if x.shape[1] == n_heads else x.repeat_interleave(n_heads // x.shape[1], dim=1)
+    def _eager(
+        self,
+        q: Float[Tensor, "batch head_index query_pos d_head"],
+        k: Float[Tensor, "batch key_value_head key_pos d_head"],
+        v: Float[Tensor, "batch key_value_head key_pos d_head"],
+        key_mask: Bool[Tensor, "batch key_pos"] | None,
+        statistics: Collection[str],
+    ) -> tuple[Float[Tensor, "batch head_index query_pos d_head"], dict[str, Tensor]]:
+        may_be_dead = key_mask is not None or self.hook_attn_scores.is_wanted
+        allowed = _allowed_pairs(q, k, is_causal=self.is_causal, key_mask=key_mask)
+        keys = _repeat_heads(k, self.n_heads)
+        scores = self.hook_attn_scores(masked_scores(q, keys, scale=self.scale, allowed=allowed))
+        pattern = self.hook_pattern(softmax_rows(scores, may_be_dead=may_be_dead))
+        found = pattern_statistics(scores, pattern, statistics, first_keys(key_mask, k))
+        return pattern @ _repeat_heads(v, self.n_heads), found
 
 
 def _projection(n_heads: int, d_model: int, d_head: int) -> Float[Tensor, "head d_model d_head"]:
@@ -205,3 +191,89 @@ def _projection(n_heads: int, d_model: int, d_head: int) -> Float[Tensor, "head 
     So all heads are projected by one matrix product without copying the weights.
     """
     return torch.empty(d_model, n_heads, d_head).transpose(0, 1)
+
+
+def _fused(
+    q: Float[Tensor, "batch head_index query_pos d_head"],
+    k: Float[Tensor, "batch key_value_head key_pos d_head"],
+    v: Float[Tensor, "batch key_value_head key_pos d_head"],
+    key_mask: Bool[Tensor, "batch key_pos"] | None,
+    statistics: Collection[str],
+    *,
+    scale: float,
+    is_causal: bool,
+) -> tuple[Float[Tensor, "batch head_index query_pos d_head"], dict[str, Tensor]]:
+    """Heads' outputs and the statistics asked for, without a pattern.
+
+    Statistics: ``lse``, ``entropy``, ``first_mass`` [batch, head_index, query_pos]; ``received``
+    [batch, head_index, key_pos].
+    """
+    n_entries = q.shape[0] * q.shape[2] * k.shape[2]
+    if not statistics and (key_mask is None or n_entries <= MOST_MASK_ENTRIES):
+        return _plain(q, k, v, key_mask, scale=scale, is_causal=is_causal), {}
+    output = _outside_graphs(attention)(
+        q,
+        k,
+        v,
+        causal=is_causal,
+        key_mask=key_mask,
+        scale=scale,
+        statistics=tuple(STATISTICS[name] for name in statistics),
+        key_sets={"first": first_keys(key_mask, k)} if "first_mass" in statistics else None,
+    )
+    found = {name: output.statistics[STATISTICS[name]] for name in statistics}
+    if "first_mass" in found:
+        found["first_mass"] = found["first_mass"].squeeze(-1)
+    return output.out, found
+
+
+def _plain(
+    q: Float[Tensor, "batch head_index query_pos d_head"],
+    k: Float[Tensor, "batch key_value_head key_pos d_head"],
+    v: Float[Tensor, "batch key_value_head key_pos d_head"],
+    key_mask: Bool[Tensor, "batch key_pos"] | None,
+    *,
+    scale: float,
+    is_causal: bool,
+) -> Float[Tensor, "batch head_index query_pos d_head"]:
+    k, v = _repeat_heads(k, q.shape[1]), _repeat_heads(v, q.shape[1])
+    if key_mask is None:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
+    allowed = _allowed_pairs(q, k, is_causal=is_causal, key_mask=key_mask)
+    assert allowed is not None
+    is_dead = ~allowed.any(-1, keepdim=True)  # a query that sees nothing: zero, not NaN
+    z = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed | is_dead, scale=scale)
+    return z.masked_fill(is_dead, 0.0)
+
+
+def _allowed_pairs(
+    q: Float[Tensor, "batch head_index query_pos d_head"],
+    k: Float[Tensor, "batch head key_pos d_head"],
+    *,
+    is_causal: bool,
+    key_mask: Bool[Tensor, "batch key_pos"] | None,
+) -> Bool[Tensor, "*broadcast query_pos key_pos"] | None:
+    """Which query may see which key, broadcastable over [batch, head_index]; None when all may.
+
+    Causal masks are aligned at the end: the last query sees the last key.
+    """
+    n_queries, n_keys = q.shape[-2], k.shape[-2]
+    allowed = None
+    if is_causal:
+        ones = torch.ones(n_queries, n_keys, dtype=torch.bool, device=q.device)
+        allowed = ones.tril(n_keys - n_queries)
+    if key_mask is not None:
+        keys = key_mask[:, None, None, :]
+        allowed = keys.expand(-1, -1, n_queries, -1) if allowed is None else allowed & keys
+    return allowed
+
+
+def _repeat_heads(
+    x: Float[Tensor, "batch key_value_head pos d_head"], n_heads: int
+) -> Float[Tensor, "batch head_index pos d_head"]:
+    """Each key or value head once for every query head of its group."""
+    return x if x.shape[1] == n_heads else x.repeat_interleave(n_heads // x.shape[1], dim=1)
+
+
+def _outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compiler.disable(function) if torch.compiler.is_compiling() else function

@@ -21,7 +21,7 @@ HookDirection = Literal["fwd", "bwd"]
 
 
 class ObservedModule(nn.Module):
-    """A module with points inside, which counts the hooks on them.
+    """A module with points inside, which counts who looks at them.
 
     The count is an attribute rather than a look at torch's own hook dictionaries, because
     ``torch.compile`` leaves those out of its guards: a hook added after compilation would be
@@ -31,12 +31,12 @@ class ObservedModule(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.n_hooks = 0
+        self.n_listeners = 0
 
     @property
     def must_leave_graph(self) -> bool:
         """True where a graph is being compiled although somebody is looking."""
-        return self.n_hooks > 0 and torch.compiler.is_compiling()
+        return self.n_listeners > 0 and torch.compiler.is_compiling()
 
     def outside_graph(self, *inputs: Any, **options: Any) -> Any:
         """This module's forward, with the compiler switched off for it and all inside."""
@@ -56,7 +56,7 @@ class Point(HookPoint):
     def __init__(self, *axes: str) -> None:
         super().__init__()
         self.axes = axes
-        self.n_requests = 0  # `materialize` contexts that are open
+        self.n_requests = 0  # open `materialize` contexts
         self.observers: tuple[ObservedModule, ...] = ()  # the modules around this point
 
     @property
@@ -76,6 +76,12 @@ class Point(HookPoint):
         if self._backward_hooks and torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # frozen weights before it: its gradient still arrives
         return super().__call__(x)
+
+    def request(self, change: int) -> None:
+        """Ask for this point, or (-1) no longer, without a hook."""
+        self.n_requests += change
+        for observer in self.observers:
+            observer.n_listeners += change
 
     def decline(self) -> None:
         """Tell a tracer that wrapped this point, without hooks, that its tensor is not computed."""
@@ -128,6 +134,24 @@ class Point(HookPoint):
         return CountedHandle(handle, self.observers)
 
 
+class ReadOut(Point):
+    """A point whose tensor is told and not used: no edit of it could reach the output.
+
+    Its gradient reaches what it was computed from. An edit, by a hook or by a tracer, raises
+    ValueError.
+    """
+
+    def __call__(self, x: Tensor) -> Tensor:
+        version, place = x._version, (x.data_ptr(), x.shape)
+        seen = super().__call__(x)
+        if x._version != version or (seen.data_ptr(), seen.shape) != place:
+            raise ValueError(
+                f"{self.name} is a read-out: it tells what attention did, and an edit would change "
+                "nothing. Edit hook_q, hook_k, hook_attn_scores or hook_pattern instead."
+            )
+        return seen
+
+
 class CountedHandle:
     """Handle of one hook; ``remove`` takes the hook away, as torch's RemovableHandle does."""
 
@@ -136,12 +160,12 @@ class CountedHandle:
         self._observers = observers
         self.id = handle.id
         for observer in observers:
-            observer.n_hooks += 1
+            observer.n_listeners += 1
 
     def remove(self) -> None:
         self._handle.remove()
         for observer in self._observers:
-            observer.n_hooks -= 1
+            observer.n_listeners -= 1
         self._observers = ()
 
     def __enter__(self) -> "CountedHandle":

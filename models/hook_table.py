@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from interp.models.attention import Attention
+from interp.models.hook_point import ReadOut
 
 if TYPE_CHECKING:
     from interp.models.transformer import Transformer
@@ -38,7 +39,7 @@ def build_point_table(model: "Transformer") -> list[PointRow]:
             name=name,
             shape=" ".join(point.axes),
             backends=("eager",) if name.endswith(_SQUARE_POINTS) else ("fused", "eager"),
-            role="causal",
+            role="read-out" if isinstance(point, ReadOut) else "causal",
             dead=_why_dead(model, name),
         )
         for name, point in model.hook_dict.items()

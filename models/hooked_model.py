@@ -17,7 +17,7 @@ from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import Slice
 
 from interp.models.activation_cache import SliceLike
-from interp.models.hook_point import HookDirection, ObservedModule, Point
+from interp.models.hook_point import HookDirection, ObservedModule, Point, ReadOut
 
 NamesFilter = str | Collection[str] | Callable[[str], bool] | None
 NamedHook = tuple[str | Callable[[str], bool], Callable[..., Any]]
@@ -129,12 +129,12 @@ class HookedModel(ObservedModule, HookedRootModule):
                 self._check_name(name)
             points += last_part or [self.hook_dict[name]]
         for point in points:
-            point.n_requests += 1
+            point.request(1)
         try:
             yield
         finally:
             for point in points:
-                point.n_requests -= 1
+                point.request(-1)
 
     # Caches.
 
@@ -149,7 +149,8 @@ class HookedModel(ObservedModule, HookedRootModule):
     ) -> tuple[dict[str, Tensor], list[NamedHook], list[NamedHook]]:
         """Hooks that fill a dictionary with what the points see; nothing is attached yet.
 
-        Gradients go under ``name + "_grad"``. ``pos_slice`` applies to each point's position axis:
+        Gradients go under ``name + "_grad"``; a read-out has none, since no logit depends on it.
+        ``pos_slice`` applies to each point's position axis:
         ``pos``, ``query_pos``, or, where that is the only one, ``key_pos``. What other hooks may
         edit in place is stored as a copy.
 
@@ -172,8 +173,9 @@ class HookedModel(ObservedModule, HookedRootModule):
                 stored = stored.squeeze(0)
             cache[f"{hook.name}{suffix}"] = stored
 
+        edited = [name for name in chosen if not isinstance(self.hook_dict[name], ReadOut)]
         forward: list[NamedHook] = [(name, partial(save, suffix="")) for name in chosen]
-        backward: list[NamedHook] = [(name, partial(save, suffix="_grad")) for name in chosen]
+        backward: list[NamedHook] = [(name, partial(save, suffix="_grad")) for name in edited]
         return cache, forward, backward if incl_bwd else []
 
     def add_caching_hooks(

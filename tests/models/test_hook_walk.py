@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from interp.models.hook_table import PointRow
 from interp.models.transformer import Transformer
 
 N_BATCH, N_POS = 3, 7
@@ -24,6 +25,10 @@ blocks.0.attn.hook_rot_q
 blocks.0.attn.hook_rot_k
 blocks.0.attn.hook_attn_scores
 blocks.0.attn.hook_pattern
+blocks.0.attn.hook_lse
+blocks.0.attn.hook_entropy
+blocks.0.attn.hook_first_mass
+blocks.0.attn.hook_received
 blocks.0.attn.hook_z
 blocks.0.attn.hook_result
 blocks.0.hook_attn_out
@@ -45,6 +50,10 @@ blocks.1.attn.hook_rot_q
 blocks.1.attn.hook_rot_k
 blocks.1.attn.hook_attn_scores
 blocks.1.attn.hook_pattern
+blocks.1.attn.hook_lse
+blocks.1.attn.hook_entropy
+blocks.1.attn.hook_first_mass
+blocks.1.attn.hook_received
 blocks.1.attn.hook_z
 blocks.1.attn.hook_result
 blocks.1.hook_attn_out
@@ -75,6 +84,10 @@ def sizes(model: Transformer) -> dict[str, int]:
         "key_value_head": c.kv_heads,
         "1": 1,
     }
+
+
+def causal_rows(model: Transformer) -> list[PointRow]:
+    return [row for row in model.point_table() if row.role == "causal"]
 
 
 def noise_for(value: Tensor) -> Tensor:
@@ -125,8 +138,7 @@ def test_reading_all_points_changes_no_logit(tiny, tokens_for):
 def test_an_edit_at_any_live_point_moves_the_logits(tiny, tokens_for):
     tokens = tokens_for(tiny.cfg)
     logits = tiny(tokens)
-    for row in tiny.point_table():
-        assert row.role == "causal"
+    for row in causal_rows(tiny):
         assert row.dead is None, row.name
         moved = edited_logits(tiny, tokens, row.name, 1.0) - logits
         assert moved.norm() > EFFECT * logits.norm(), row.name
@@ -136,7 +148,7 @@ def test_the_gradient_at_any_live_point_is_the_derivative_along_an_edit(tiny, to
     tokens = tokens_for(tiny.cfg)
     generator = torch.Generator().manual_seed(4)
     weight = torch.randn(tiny(tokens).shape, generator=generator, dtype=torch.float64)
-    for row in tiny.point_table():
+    for row in causal_rows(tiny):
         values, gradients = [], []
         with tiny.hooks(
             [(row.name, lambda value, hook, to=values: to.append(value.detach()))],
@@ -208,7 +220,7 @@ def test_structurally_dead_points_are_listed_with_a_reason_and_are_dead(
                 getattr(block.attn, weight).fill_(value)
     tokens = tokens_for(model.cfg)
     logits = model(tokens)
-    for row in model.point_table():
+    for row in causal_rows(model):
         assert (row.dead is not None) == (row.name in dead), row.name
         if row.name.endswith(("hook_q", "hook_k", "hook_rot_q", "hook_rot_k")) and weights:
             # its own value is zero or of no consequence: noise of size 1 instead of a share of it

@@ -87,7 +87,7 @@ def test_a_position_slice_cuts_every_point_along_its_own_position_axis(model, to
         _, cut = model.run_with_cache(tokens, pos_slice=pos_slice)
         for row in model.point_table():
             axes = row.shape.split()
-            axis = axes.index("query_pos") if "query_pos" in axes else axes.index("pos")
+            axis = next(axes.index(w) for w in ("pos", "query_pos", "key_pos") if w in axes)
             expected = whole[row.name].movedim(axis, 0)[index].movedim(0, axis)
             assert torch.equal(cut[row.name], expected), row.name
 
@@ -119,8 +119,9 @@ def test_one_forward_fires_each_point_once_and_the_cache_keeps_that_value(model,
 
 def test_incl_bwd_gives_every_point_its_gradient_and_a_slice_cuts_it_too(model, tokens):
     _, cache = model.run_with_cache(tokens, return_type="loss", incl_bwd=True, pos_slice=(1, 3))
-    assert set(cache.keys()) == {key for n in model.hook_dict for key in (n, f"{n}_grad")}
-    for name in model.hook_dict:
+    causal = [row.name for row in model.point_table() if row.role == "causal"]
+    assert set(cache.keys()) == {*model.hook_dict, *(f"{name}_grad" for name in causal)}
+    for name in causal:
         assert cache[f"{name}_grad"].shape == cache[name].shape, name
         assert cache[f"{name}_grad"].any(), name
 
@@ -135,8 +136,10 @@ def test_frozen_weights_do_not_hide_the_gradients_of_activations(model, tokens):
     model.zero_grad()
     model.requires_grad_(False)
     _, frozen = model.run_with_cache(tokens, return_type="loss", incl_bwd=True)
-    for name in model.hook_dict:
-        torch.testing.assert_close(frozen[f"{name}_grad"], trainable[f"{name}_grad"])
+    compared = [key for key in trainable.keys() if key.endswith("_grad")]  # noqa: SIM118
+    assert len(compared) > 30
+    for key in compared:
+        torch.testing.assert_close(frozen[key], trainable[key])
 
 
 def test_a_backward_hook_that_returns_its_gradient_unchanged_changes_nothing(model, tokens):
@@ -205,8 +208,8 @@ def test_hooks_leave_when_the_block_fails(model, tokens):
     with pytest.raises(ZeroDivisionError):
         model.run_with_hooks(tokens, fwd_hooks=[("blocks.0.attn.hook_pattern", fail)])
     assert not any(point.is_wanted for point in model.hook_dict.values())
-    assert model.n_hooks == 0
-    assert model.blocks[0].n_hooks == 0
+    assert model.n_listeners == 0
+    assert model.blocks[0].n_listeners == 0
 
 
 def test_hooks_are_counted_by_the_modules_around_them_however_they_come_and_go(model):
@@ -216,15 +219,15 @@ def test_hooks_are_counted_by_the_modules_around_them_however_they_come_and_go(m
     model.add_hook("blocks.1.attn.hook_z", lambda value, hook: None, dir="bwd")
     around = [model, model.blocks[1], model.blocks[1].attn]
     elsewhere = [model.blocks[0], model.blocks[1].mlp]
-    assert [module.n_hooks for module in around + elsewhere] == [3, 3, 3, 0, 0]
+    assert [module.n_listeners for module in around + elsewhere] == [3, 3, 3, 0, 0]
     handle.remove()
     handle.remove()
-    assert [module.n_hooks for module in around] == [2, 2, 2]
+    assert [module.n_listeners for module in around] == [2, 2, 2]
     model.reset_hooks()
-    assert [module.n_hooks for module in around] == [0, 0, 0]
+    assert [module.n_listeners for module in around] == [0, 0, 0]
     with point.register_forward_hook(lambda module, inputs, output: None):
-        assert model.n_hooks == 1
-    assert model.n_hooks == 0
+        assert model.n_listeners == 1
+    assert model.n_listeners == 0
 
 
 def test_caching_hooks_that_are_added_stay_until_they_are_reset(model, tokens):
@@ -232,7 +235,7 @@ def test_caching_hooks_that_are_added_stay_until_they_are_reset(model, tokens):
     model(tokens, return_type="loss").backward()
     assert set(cache) == {"blocks.0.attn.hook_z", "blocks.0.attn.hook_z_grad"}
     model.reset_hooks()
-    assert model.n_hooks == 0
+    assert model.n_listeners == 0
 
 
 # Activation checkpointing: the backward pass runs the forward pass again.
