@@ -118,7 +118,7 @@ def profile_by_layer(
     if limits is not None:
         axes.set_ylim(*limits)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     return figure
 
 
@@ -137,7 +137,7 @@ def curves_by_layer(
     if log:
         axes.set_yscale("log")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.legend(frameon=False)
+    axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2)
     return figure
 
 

