@@ -63,7 +63,11 @@ def why_not(name: str, q: Tensor, options: AttentionOptions) -> str | None:
     devices = DEVICES[name]
     if devices is not None and q.device.type not in devices:
         return f"q is on {q.device.type}, this backend runs on {' or '.join(devices)}"
-    if name in ("c", "triton") and q.dtype not in HALF_AND_SINGLE:
+    if name == "c" and q.dtype not in HALF_AND_SINGLE:
         return f"q is {q.dtype}; use backend='strips' or 'reference' for it"
+    if name == "triton":
+        misplaced: str | None = load(name).misplaced(q)
+        if misplaced is not None:
+            return misplaced
     refusal: str | None = load(name).refusal(options)
     return refusal
