@@ -9,11 +9,11 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.kernels.attention import AttentionOutput
+from interp.observe_placement import Placement
 from interp.observe_reductions import (
     PER_KEY,
     MassPerKey,
     MeanOverQueries,
-    Placement,
     pad_to,
     scatter_positions,
 )

@@ -11,8 +11,8 @@ from interp.kernels.attention import AttentionOutput, attention
 from interp.kernels.edits import Edit
 from interp.observation import Observation
 from interp.observe_forwards import ForwardTracker
-from interp.observe_masks import KernelMask, LazyMask
-from interp.observe_reductions import Placement
+from interp.observe_masks import KernelMask, LazyMask, lazy_mask
+from interp.observe_placement import Placement
 from interp.observe_request import ObservationRequest, key_set_members
 from interp.observe_sites import AttentionSite
 
@@ -99,6 +99,12 @@ class AttentionObserver:
         self._request = request
         self._tracker = tracker
         self._observation = observation
+
+    def make_mask(self, **asked: Any) -> LazyMask:
+        """transformers' mask interface: what was asked for, told to the forward pass that asks."""
+        mask = lazy_mask(**asked)
+        self._tracker.current().requests.append(mask.request)
+        return mask
 
     def attend(
         self,

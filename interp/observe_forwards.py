@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from interp.observe_masks import LazyMask, check_some_token_is_real
-from interp.observe_reductions import Placement
+from interp.observe_masks import LazyMask, MaskRequest, check_some_token_is_real
+from interp.observe_placement import Frame, Placement, place_call, position_limit
 from interp.observe_sites import AttentionSite, model_name, pretrained_models
 
 
@@ -29,6 +29,7 @@ class ForwardPass:
     batches: dict[str, tuple[int, bool]] = field(default_factory=dict)
     layers: dict[str, list[int]] = field(default_factory=dict)
     calls: dict[nn.Module, int] = field(default_factory=dict)
+    requests: list[MaskRequest] = field(default_factory=list)
     placements: list[tuple[Any, str, int, Placement]] = field(default_factory=list)
 
     def number_layer(self, module: nn.Module, site: AttentionSite) -> int:
@@ -82,10 +83,10 @@ class ForwardTracker:
         """The pass that runs; attention modules called by themselves make a pass of one call."""
         return self._pass or ForwardPass(is_continued=False)
 
-    def text_mask(self, n_keys: int) -> Tensor | None:
-        """The 2-D mask of the innermost model that was given one as long as the keys."""
+    def text_mask(self, n_queries: int) -> Tensor | None:
+        """The innermost 2-D mask that is at least as long as the queries."""
         for _, mask in reversed(self._open):
-            if mask is not None and mask.shape[-1] == n_keys:
+            if mask is not None and mask.shape[-1] >= n_queries:
                 return mask.bool()
         return None
 
@@ -175,32 +176,36 @@ class ForwardTracker:
 
     def place(self, site: AttentionSite, mask: Any, query: Tensor, *, n_keys: int) -> Placement:
         """Where queries and keys of a call stand; worked out once for all layers of one mask."""
-        batch, _, query_pos, _ = query.shape
         running = self.current()
         for known, stack, seen_keys, placement in running.placements:
             is_same = known is mask and stack == site.stack and seen_keys == n_keys
-            if is_same and placement.queries.shape == (batch, query_pos):
+            if is_same and placement.queries.shape == (query.shape[0], query.shape[2]):
                 return placement
-        first_sample, is_continued = self._count(site.stack, batch, running)
-        is_cross = site.stack == "cross"
-        if isinstance(mask, LazyMask):
-            request = mask.request
-            text, q_offset, kv_offset = request.text_mask, request.q_offset, request.kv_offset
-        else:
-            text = self.text_mask(n_keys)
-            q_offset, kv_offset = (0, 0) if is_cross else (n_keys - query_pos, 0)
-        keys = _positions(text, kv_offset, n_keys, batch, query.device)
-        if is_cross:
-            queries = _queries_of_self(running, query)
-            new_keys = torch.full_like(keys, 0 if is_continued else 1, dtype=torch.bool)
-        else:
-            queries = _positions(text, q_offset, query_pos, batch, query.device)
-            absolute = torch.arange(n_keys, device=keys.device) + kv_offset
-            begins = q_offset if is_continued else 0
-            new_keys = (absolute >= begins).expand_as(keys)
-        placement = Placement(queries, keys, new_keys, first_sample, is_continued)
+        first_sample, is_continued = self._count(site.stack, query.shape[0], running)
+        placement = place_call(
+            self._frame(site, mask, query, n_keys),
+            query,
+            n_keys=n_keys,
+            is_cross=site.stack == "cross",
+            before=[p for _, stack, _, p in running.placements if stack != "encoder"],
+            first_sample=first_sample,
+            is_continued=is_continued,
+        )
         running.placements.append((mask, site.stack, n_keys, placement))
         return placement
+
+    def _frame(self, site: AttentionSite, mask: Any, query: Tensor, n_keys: int) -> Frame:
+        """The absolute positions behind a call: as its mask says, or the mask it was made from."""
+        if isinstance(mask, LazyMask):
+            return Frame.of_request(mask.request)
+        if site.stack == "cross":
+            return Frame(self.text_mask(n_keys), 0, 0, n_keys)
+        for request in reversed(self.current().requests):
+            if (request.batch, request.query_pos) == (query.shape[0], query.shape[2]):
+                return Frame.of_request(request)
+        text = self.text_mask(query.shape[2])
+        n_tokens = n_keys if text is None else text.shape[-1]
+        return Frame(text, n_tokens - query.shape[2], 0, n_tokens)
 
     def _count(self, stack: str, batch: int, running: ForwardPass) -> tuple[int, bool]:
         """The number of a batch's first text, and whether these texts were seen before."""
@@ -212,29 +217,6 @@ class ForwardTracker:
             self._last_batch[stack] = batch
             running.batches[stack] = (first, goes_on)
         return running.batches[stack]
-
-
-def _positions(
-    text_mask: Tensor | None, offset: int, n: int, batch: int, device: torch.device
-) -> Tensor:
-    """Positions [batch, n] counted from each text's first real token; -1 for padding."""
-    absolute = torch.arange(n, device=device) + offset
-    if text_mask is None:
-        return absolute.expand(batch, n)
-    first = text_mask.to(torch.int64).argmax(-1, keepdim=True)
-    missing = offset + n - text_mask.shape[-1]
-    real = torch.nn.functional.pad(text_mask, (0, missing)) if missing > 0 else text_mask
-    real = real[:, offset : offset + n].expand(batch, n)
-    return torch.where(real, absolute - first, -1)
-
-
-def _queries_of_self(running: ForwardPass, query: Tensor) -> Tensor:
-    """Positions of cross-attention's queries: those of the decoder's self-attention before it."""
-    batch, _, query_pos, _ = query.shape
-    for _, stack, _, placement in reversed(running.placements):
-        if stack != "encoder" and placement.queries.shape == (batch, query_pos):
-            return placement.queries
-    return torch.arange(query_pos, device=query.device).expand(batch, query_pos)
 
 
 def _input_ids(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -249,19 +231,3 @@ def _find_cache(kwargs: Mapping[str, Any]) -> Cache | None:
         if isinstance(kwargs.get(name), Cache):
             return kwargs[name]
     return None
-
-
-def position_limit(model: PreTrainedModel) -> tuple[int | None, bool]:
-    """How many positions a model has (None: no limit), and whether a learned table ends there."""
-    config = model.config.get_text_config()
-    limit = getattr(config, "max_position_embeddings", None)
-    if not isinstance(limit, int) or hasattr(config, "relative_attention_num_buckets"):
-        return None, False
-    for name, module in model.named_modules():
-        is_table = isinstance(module, nn.Embedding) and limit <= module.num_embeddings <= limit + 4
-        leaf = name.rpartition(".")[2].lower()
-        if is_table and (leaf == "wpe" or "pos" in leaf):
-            # RoBERTa and kin number positions from padding_idx + 1
-            padding = module.padding_idx if module.num_embeddings == limit else None
-            return limit - (0 if padding is None else padding + 1), True
-    return limit, False

@@ -11,29 +11,14 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from interp.observe_placement import Placement
+
 Reduction = Literal["all", "sample", "position", "none"]
 REDUCTIONS: tuple[str, ...] = get_args(Reduction)
 
 # Statistics with one value per query, and the one with a value per key.
 PER_QUERY = ("lse", "entropy", "max", "first_mass", "mass", "sink_mass")
 PER_KEY = "received"
-
-
-@dataclass(frozen=True, eq=False)
-class Placement:
-    """Where the queries and keys of one call stand in their texts.
-
-    queries, keys: positions counted from the text's first real token, -1 for padding.
-    new_keys: keys that no earlier call of the same texts has seen.
-    first_sample: the number of the batch's first text among all texts of the stack.
-    is_continued: the call goes on with the texts of the previous one, through a cache.
-    """
-
-    queries: Int[Tensor, "batch query_pos"]
-    keys: Int[Tensor, "batch key_pos"]
-    new_keys: Bool[Tensor, "batch key_pos"]
-    first_sample: int
-    is_continued: bool
 
 
 @dataclass
@@ -90,6 +75,7 @@ class MeanOverQueries:
         spread = scatter_positions(seen.transpose(1, 2), place.queries).transpose(1, 2).cpu()
         if place.is_continued and self.kept:
             before = pad_to(self.kept[-1], 2, spread.shape[2])
+            spread = pad_to(spread, 2, before.shape[2])
             self.kept[-1] = torch.where(spread.isnan(), before, spread)
         else:
             self.kept.append(spread)

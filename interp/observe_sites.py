@@ -134,7 +134,7 @@ def _stack_labels(patterns: list[str], *, is_encoder_decoder: bool) -> dict[str,
 def _layer_numbers(members: list[tuple[str, nn.Module]]) -> list[int]:
     """The model's own layer numbers where it has them, else the number in the path, else order."""
     own = [getattr(module, "layer_idx", None) for _, module in members]
-    if all(isinstance(n, int) for n in own) and len(set(own)) == len(own):
+    if all(isinstance(n, int) and n >= 0 for n in own) and len(set(own)) == len(own):
         return [int(n) for n in own if n is not None]
     numbers = [[int(part) for part in name.split(".") if part.isdigit()] for name, _ in members]
     for column in zip(*numbers, strict=False):

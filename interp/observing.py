@@ -12,7 +12,6 @@ from interp.kernels.edits import Edit
 from interp.observation import Observation
 from interp.observe_attention import AttentionObserver
 from interp.observe_forwards import ForwardTracker
-from interp.observe_masks import lazy_mask
 from interp.observe_request import Heads, KeySet, Patterns, check_against_model, read_request
 from interp.observe_sites import find_sites, model_name, unserved_attention
 from interp.observe_switch import is_switched, switched_attention
@@ -112,7 +111,7 @@ def observe(
                     f"{name} is being observed already; ask one observe(...) for everything, or "
                     "leave the first block before the second"
                 )
-            stack.enter_context(switched_attention(model, observer.attend, lazy_mask))
+            stack.enter_context(switched_attention(model, observer.attend, observer.make_mask))
         stack.enter_context(tracker.attached())
         yield observation
 

@@ -16,17 +16,23 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from interp.kernels.edits import Edit
 from interp.observation import Observation
+from interp.observe_forwards import ForwardPass
 from interp.observe_sites import AttentionSite, find_sites
 from interp.observing import observe
 
 STATISTICS = ("lse", "entropy", "max", "first_mass", "received")
 STATISTIC_TOLERANCE = 2e-5
 LOGIT_TOLERANCE = 5e-4
-# Where eager attention itself is off by more than this from float64, it cannot judge 2e-5.
-REFERENCE_TOLERANCE = 1e-5
+# Padding that moves eager's own output further than this is no matter of attention alone.
+PADDING_TOLERANCE = 1e-4
 N_TOKENS = 13
 N_SHORT = 8
+
+
+class EagerError(RuntimeError):
+    """The model does not run with its own eager attention, so there is nothing to compare with."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +86,8 @@ def eager_call(
     sink_mass = None
     if sinks is not None:
         n_keys = scores.shape[-1]
-        slot = sinks.double().reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        slot = sinks.double() if sinks.ndim == 4 else sinks.double().reshape(1, -1, 1, 1)
+        slot = slot.expand(*scores.shape[:3], 1)
         scores = torch.cat([scores, slot], -1)
         both = scores.softmax(-1)
         plain_distance = (plain - returned.double()).abs().max()
@@ -95,9 +102,9 @@ def eager_call(
 @contextmanager
 def recorded_eager_calls(
     model: PreTrainedModel, sites: Mapping[nn.Module, AttentionSite]
-) -> Iterator[dict[nn.Module, list[EagerCall]]]:
+) -> Iterator[list[tuple[nn.Module, EagerCall]]]:
     """Keep what the eager functions of a model's modelling files are given inside the block."""
-    calls: dict[nn.Module, list[EagerCall]] = {}
+    calls: list[tuple[nn.Module, EagerCall]] = []
 
     def recorder(original: Callable[..., Any]) -> Callable[..., Any]:
         names = list(inspect.signature(original).parameters)
@@ -105,22 +112,18 @@ def recorded_eager_calls(
         def record(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             output, weights = original(module, *args, **kwargs)
             given = {**dict(zip(names[1:], args, strict=False)), **kwargs}
-            query, key = (
-                given[name] if name in given else given[f"{name}_states"]
-                for name in ("query", "key")
+            suffix = "" if "query" in given else "_states"
+            call = eager_call(
+                given[f"query{suffix}"],
+                given[f"key{suffix}"],
+                given.get("attention_mask"),
+                weights,
+                scaling=given.get("scaling"),
+                softcap=given.get("softcap"),
+                position_bias=given.get("position_bias"),
+                sinks=given.get("s_aux", given.get("sinks")),
             )
-            calls.setdefault(module, []).append(
-                eager_call(
-                    query,
-                    key,
-                    given.get("attention_mask"),
-                    weights,
-                    scaling=given.get("scaling"),
-                    softcap=given.get("softcap"),
-                    position_bias=given.get("position_bias"),
-                    sinks=given.get("s_aux", given.get("sinks")),
-                )
-            )
+            calls.append((module, call))
             return output, weights
 
         return record
@@ -132,16 +135,25 @@ def recorded_eager_calls(
         for name, value in vars(file).items()
         if name.endswith("eager_attention_forward") and callable(value)
     ]
-    before = model.config._attn_implementation
     try:
         for file, name, value in replaced:
             setattr(file, name, recorder(value))
-        model.set_attn_implementation("eager")
-        yield calls
+        with _implementation(model, "eager"):
+            yield calls
     finally:
-        model.set_attn_implementation(before)
         for file, name, value in replaced:
             setattr(file, name, value)
+
+
+@contextmanager
+def _implementation(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """One of transformers' own attention functions inside the block."""
+    before = model.config._attn_implementation
+    model.set_attn_implementation(name)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(before)
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,86 +163,209 @@ class Texts:
     tokens: Tensor
     mask: Tensor | None = None
 
+    @property
+    def is_real(self) -> Tensor:
+        """bool [batch, pos]."""
+        return torch.ones_like(self.tokens).bool() if self.mask is None else self.mask.bool()
+
     def arguments(self, model: PreTrainedModel) -> dict[str, Any]:
         """Keyword arguments of the model's forward."""
-        given: dict[str, Any] = {"input_ids": self.tokens, "use_cache": False}
+        known = inspect.signature(model.forward).parameters
+        given: dict[str, Any] = {"input_ids": self.tokens}
+        if "use_cache" in known:
+            given["use_cache"] = False
         if self.mask is not None:
             given["attention_mask"] = self.mask
-            if "position_ids" in inspect.signature(model.forward).parameters:
+            if "position_ids" in known:
                 given["position_ids"] = (self.mask.cumsum(-1) - 1).clamp_min(0)
         if model.config.is_encoder_decoder:
-            given["decoder_input_ids"] = self.tokens[:, :N_SHORT].flip(0)
-        if "use_cache" not in inspect.signature(model.forward).parameters:
-            del given["use_cache"]
+            given["decoder_input_ids"] = torch.arange(5, 5 + N_SHORT).expand(len(self.tokens), -1)
         return given
 
 
 def make_texts(d_vocab: int, *, seed: int = 0) -> dict[str, Texts]:
-    """Two texts of one length, and a long and a short one padded on either side."""
+    """Two texts of one length; a long and a short one, padded on either side; the short alone."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(5, d_vocab, (2, N_TOKENS), generator=generator)
-    n_padding = N_TOKENS - N_SHORT
     left, right = torch.ones_like(tokens), torch.ones_like(tokens)
-    left[1, :n_padding] = 0
+    left[1, : N_TOKENS - N_SHORT] = 0
     right[1, N_SHORT:] = 0
     short = tokens[1, :N_SHORT]
-    padding = torch.zeros(n_padding, dtype=tokens.dtype)
+    padding = torch.zeros(N_TOKENS - N_SHORT, dtype=tokens.dtype)
     return {
         "plain": Texts(tokens),
         "left": Texts(torch.stack([tokens[0], torch.cat([padding, short])]), left),
         "right": Texts(torch.stack([tokens[0], torch.cat([short, padding])]), right),
+        "alone": Texts(short[None], torch.ones_like(short)[None]),
     }
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Observed against eager on one batch: largest differences, and what was observed."""
+
+    statistics: dict[str, float]
+    logits: float
+    eager: float  # of the weights that eager returned from the definition
+    follows: str  # whose logits these are: "eager", or "sdpa" where the two differ
+    changed: list[str]
+    seen: Observation
+    eager_output: Tensor
 
 
 def compare(
     model: PreTrainedModel, texts: Texts, sites: Mapping[nn.Module, AttentionSite]
-) -> dict[str, float]:
-    """Largest differences between observed and eager: per statistic, in the logits, and of eager
-    from float64."""
+) -> Comparison:
+    """Run a batch through eager attention and through an observation."""
     arguments = texts.arguments(model)
-    with torch.no_grad(), recorded_eager_calls(model, sites) as calls:
-        eager_output = model(**arguments)
+    try:
+        with torch.no_grad(), recorded_eager_calls(model, sites) as calls:
+            expected = first_output(model(**arguments))
+    except Exception as failure:
+        raise EagerError(f"eager attention fails: {type(failure).__name__}: {failure}") from failure
+    before = snapshot(model)
     with torch.no_grad(), observe(model, statistics=STATISTICS, reduce="none") as seen:
-        output = model(**arguments)
-    errors = dict.fromkeys((*STATISTICS, "logits", "eager"), 0.0)
-    real = texts.mask.bool() if texts.mask is not None else torch.ones_like(texts.tokens).bool()
-    difference = (first_output(output) - first_output(eager_output)).abs()
-    if difference.shape[:2] == real.shape:
-        difference = difference[real]
-    errors["logits"] = float(difference.max())
-    layers: dict[str, int] = {}
-    for module, site in sites.items():
-        for call in calls.get(module, ()):
-            errors["eager"] = max(errors["eager"], call.distance)
-            layer = site.layer if len(calls[module]) == 1 else layers.get(site.stack, 0)
-            layers[site.stack] = layer + 1
-            for name in STATISTICS:
-                error = _statistic_error(name, call, seen, site.stack, layer, real)
-                errors[name] = max(errors[name], error)
-    return errors
+        output = first_output(model(**arguments))
+    after = snapshot(model)
+    logits, follows = _difference(output, expected, texts), "eager"
+    if logits > LOGIT_TOLERANCE and model._supports_sdpa:
+        # In rows of padding only, eager is uniform and torch's attention zero, as ours is; models
+        # that mix positions outside attention carry this on to real tokens.
+        with torch.no_grad(), _implementation(model, "sdpa"):
+            by_sdpa = _difference(output, first_output(model(**arguments)), texts)
+        if by_sdpa < logits:
+            logits, follows = by_sdpa, "sdpa"
+    errors = dict.fromkeys(STATISTICS, 0.0)
+    numbering = ForwardPass(is_continued=False)
+    for module, call in calls:
+        site = sites[module]
+        layer = numbering.number_layer(module, site)
+        for name in STATISTICS:
+            error = _statistic_error(name, call, seen, site.stack, layer, texts)
+            errors[name] = max(errors[name], error)
+    return Comparison(
+        statistics=errors,
+        logits=logits,
+        eager=max((call.distance for _, call in calls), default=0.0),
+        follows=follows,
+        changed=[name for name in before if before[name] != after[name]],
+        seen=seen,
+        eager_output=expected,
+    )
+
+
+def _difference(ours: Tensor, theirs: Tensor, texts: Texts) -> float:
+    """Largest difference of two outputs at real tokens."""
+    difference = (ours - theirs).abs()
+    if difference.shape[:2] == texts.is_real.shape:
+        difference = difference[texts.is_real]
+    return float(difference.max())
 
 
 def _statistic_error(
-    name: str, call: EagerCall, seen: Observation, stack: str, layer: int, real: Tensor
+    name: str, call: EagerCall, seen: Observation, stack: str, layer: int, texts: Texts
 ) -> float:
     """Largest difference of one statistic in one layer, over real tokens."""
-    n_queries, n_keys = call.weights.shape[2:]
-    is_query, is_key = (
-        real if n == real.shape[1] else torch.ones(len(real), n, dtype=torch.bool)
-        for n in (n_queries, n_keys)
-    )
-    if n_queries != real.shape[1]:  # a decoder's queries are never padding here
-        is_query = torch.ones(len(real), n_queries, dtype=torch.bool)
+    is_query, is_key = (_real_ones(texts, n) for n in call.weights.shape[2:])
     first_key = is_key.int().argmax(1)
     expected = call.statistic(name, first_key, is_query)
     observed = seen.layer_tensor(name, layer, stack=stack)
     kept = is_key if name == "received" else is_query
     largest = 0.0
-    for sample in range(len(real)):
+    for sample in range(len(texts.tokens)):
         ours = observed[sample, :, : int(kept[sample].sum())]
-        theirs = expected[sample][:, kept[sample]]
-        largest = max(largest, float((ours - theirs).abs().max()))
+        largest = max(largest, _distance(name, ours, expected[sample][:, kept[sample]]))
     return largest
+
+
+def _distance(name: str, ours: Tensor, theirs: Tensor) -> float:
+    """Largest difference; of lse, which is as exact as the scores are large, relative above 1."""
+    difference = (ours - theirs).abs()
+    if name == "lse":
+        difference = difference / theirs.abs().clamp_min(1.0)
+    return float(difference.max())
+
+
+def _real_ones(texts: Texts, n: int) -> Tensor:
+    """bool [batch, n]: which of n queries or keys are real tokens.
+
+    A decoder has fewer, none of them padding; keys behind the tokens' own are compressed ones.
+    """
+    n_tokens = texts.tokens.shape[1]
+    if n < n_tokens:
+        return torch.ones(len(texts.tokens), n, dtype=torch.bool)
+    return torch.nn.functional.pad(texts.is_real, (0, n - n_tokens))
+
+
+def padding_error(padded: Comparison, alone: Comparison, *, side: str) -> float | None:
+    """Largest difference of the short text's statistics, padded in a batch and alone.
+
+    None where padding changes eager's own output: then the architecture is not indifferent to it.
+    """
+    n_outputs = alone.eager_output.shape[1]  # the short text's tokens, or the decoder's
+    n_padded = padded.eager_output.shape[1] - n_outputs
+    at = slice(n_padded, None) if side == "left" else slice(None, n_outputs)
+    gap = (padded.eager_output[1, at] - alone.eager_output[0]).abs().max()
+    if float(gap) > PADDING_TOLERANCE:
+        return None
+    largest = 0.0
+    for stack, layers in alone.seen.stacks.items():
+        for layer in layers:
+            for name in STATISTICS:
+                ours = padded.seen.layer_tensor(name, layer, stack=stack)[1]
+                theirs = alone.seen.layer_tensor(name, layer, stack=stack)[0]
+                largest = max(largest, _distance(name, ours[:, : theirs.shape[1]], theirs))
+    return largest
+
+
+@dataclass(frozen=True)
+class Generation:
+    """Greedy decoding with a cache: does it give eager's tokens, and the uncached statistics.
+
+    trouble: what eager attention itself raised, if it cannot generate in this configuration.
+    """
+
+    is_alike: bool
+    cache_error: float | None = None
+    trouble: str | None = None
+
+
+def generate(model: PreTrainedModel, tokens: Tensor, *, n_new: int = 4) -> Generation | None:
+    """None for a model that does not generate."""
+    if not model.can_generate():
+        return None
+    options = {"max_new_tokens": n_new, "min_new_tokens": n_new, "do_sample": False}
+    names = STATISTICS[:4]
+    try:
+        with torch.no_grad(), _implementation(model, "eager"):
+            expected = model.generate(tokens, **options)
+    except Exception as failure:
+        return Generation(is_alike=False, trouble=f"{type(failure).__name__}: {failure}")
+    with torch.no_grad(), observe(model, statistics=names, reduce="none") as cached:
+        observed = model.generate(tokens, **options)
+    is_alike = bool(expected.shape == observed.shape and (expected == observed).all())
+    if model.config.is_encoder_decoder:
+        return Generation(is_alike)
+    with torch.no_grad(), observe(model, statistics=names, reduce="none") as whole:
+        model(observed[:, :-1])
+    error = 0.0
+    for stack, layers in whole.stacks.items():
+        for layer in layers:
+            for name in names:
+                ours = cached.layer_tensor(name, layer, stack=stack)
+                theirs = whole.layer_tensor(name, layer, stack=stack)
+                error = max(error, _distance(name, ours, theirs))
+    return Generation(is_alike, error)
+
+
+def edit_effect(model: PreTrainedModel, texts: Texts) -> float:
+    """Largest change of the output when the first head of every observed layer gives zeros."""
+    arguments = texts.arguments(model)
+    outputs = []
+    for edit in (Edit(), Edit(output={0: torch.zeros(1)})):
+        with torch.no_grad(), observe(model, statistics=(), edit=edit):
+            outputs.append(first_output(model(**arguments)))
+    return float((outputs[0] - outputs[1]).abs().max())
 
 
 def first_output(output: Any) -> Tensor:
@@ -241,51 +376,84 @@ def first_output(output: Any) -> Tensor:
     return output[0]
 
 
-def generates_alike(model: PreTrainedModel, tokens: Tensor, *, n_new: int = 4) -> bool | None:
-    """Whether greedy decoding with a cache gives the tokens that eager gives; None if it cannot."""
-    if not model.can_generate():
-        return None
-    options = {"max_new_tokens": n_new, "min_new_tokens": n_new, "do_sample": False}
-    before = model.config._attn_implementation
-    try:
-        model.set_attn_implementation("eager")
-        expected = model.generate(tokens, **options)
-    finally:
-        model.set_attn_implementation(before)
-    with observe(model, statistics=("entropy",), reduce="none"):
-        observed = model.generate(tokens, **options)
-    return bool(expected.shape == observed.shape and (expected == observed).all())
-
-
 def snapshot(model: nn.Module) -> dict[str, Any]:
     """What an observation must leave as it was."""
     return {
-        "implementations": [
+        "implementation": [
             m.config._attn_implementation for m in model.modules() if isinstance(m, PreTrainedModel)
         ],
-        "configs": [id(getattr(m, "config", None)) for m in model.modules()],
+        "config": [id(getattr(m, "config", None)) for m in model.modules()],
         "hooks": [
             (len(m._forward_hooks), len(m._forward_pre_hooks), len(m._backward_hooks))
             for m in model.modules()
         ],
-        "modes": [m.training for m in model.modules()],
+        "mode": [m.training for m in model.modules()],
         "random state": torch.get_rng_state().tolist(),
+        "weights": [(name, tensor._version) for name, tensor in model.named_parameters()],
     }
 
 
-def check_family(model: PreTrainedModel, *, d_vocab: int) -> dict[str, Any]:
-    """Everything about one model, as JSON: errors by kind of batch, generation, what is served."""
+@dataclass(frozen=True)
+class FamilyReport:
+    """The verdict on one architecture.
+
+    status: "served", "wrong", or "silent" (it ran, and nothing was observed).
+    layers: observed layers by stack. statistic_error, logit_error: the worst over all batches.
+    padding: sides on which batching changes nothing, checked where eager says it should not.
+    edit_effect: how far the output moves when head 0 of every layer is silenced.
+    """
+
+    status: str
+    layers: dict[str, list[int]]
+    statistic_error: float
+    logit_error: float
+    padding: list[str]
+    edit_effect: float
+    generates: str
+    notes: list[str]
+
+
+def check_family(model: PreTrainedModel, *, d_vocab: int) -> FamilyReport:
+    """Everything about one model. Whatever `interp.observe` raises for it comes through."""
     sites = find_sites(model)
-    before = snapshot(model)
-    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    report: dict[str, Any] = {"errors": {}}
+    with observe(model, statistics=STATISTICS):
+        pass  # a model that is refused is refused here, before anything else can fail
     texts = make_texts(d_vocab)
-    for kind, batch in texts.items():
-        report["errors"][kind] = compare(model, batch, sites)
-    report["generates"] = generates_alike(model, texts["plain"].tokens)
-    after = snapshot(model)
-    report["changed"] = [name for name in before if before[name] != after[name]]
-    state = model.state_dict()
-    if any(not torch.equal(state[name], tensor) for name, tensor in weights.items()):
-        report["changed"].append("weights")
-    return report
+    compared = {kind: compare(model, batch, sites) for kind, batch in texts.items()}
+    sides = {
+        side: padding_error(compared[side], compared["alone"], side=side)
+        for side in ("left", "right")
+    }
+    generated = generate(model, texts["plain"].tokens)
+    trouble = generated.trouble if generated is not None else None
+    statistic_error = max(max(c.statistics.values()) for c in compared.values())
+    logit_error = max(c.logits for c in compared.values())
+    notes = [
+        f"{kind}: as torch's attention; eager differs in rows of padding only"
+        for kind, c in compared.items()
+        if c.follows == "sdpa"
+    ]
+    notes += [f"changed: {c.changed}" for c in compared.values() if c.changed]
+    notes += [f"eager cannot generate here: {trouble}"] if trouble else []
+    seen = compared["plain"].seen
+    errors = [statistic_error, *(error for error in sides.values() if error is not None)]
+    if generated is not None and generated.cache_error is not None:
+        errors.append(generated.cache_error)
+    effect = edit_effect(model, texts["plain"])
+    is_right = (
+        effect > 0
+        and max(errors) <= STATISTIC_TOLERANCE
+        and logit_error <= LOGIT_TOLERANCE
+        and not any(c.changed for c in compared.values())
+        and (generated is None or generated.is_alike or trouble is not None)
+    )
+    return FamilyReport(
+        status="silent" if not seen.stacks else "served" if is_right else "wrong",
+        layers=seen.stacks,
+        statistic_error=max(errors),
+        logit_error=logit_error,
+        padding=[side for side, error in sides.items() if error is not None],
+        edit_effect=effect,
+        generates="" if generated is None or trouble else "yes" if generated.is_alike else "no",
+        notes=notes,
+    )
