@@ -1,5 +1,5 @@
 """The command line: ``interp list``, ``show``, ``run``, ``report``, ``bench``, ``doctor``,
-``cache``.
+``cache``, ``fetch``, ``observe``.
 
 A thin skin: each command calls ``interp.workflows`` (or the module it is named after) and prints.
 What a user can put right is told in one line, with exit status 2 if it was asked for wrongly and 1
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from interp import __version__, cli_tools
+from interp import __version__, cli_models, cli_tools
 from interp.cli_options import (
     EXIT_CLAIM,
     EXIT_FAILED,
@@ -189,6 +189,8 @@ def report(
 app.command()(cli_tools.bench)
 app.command()(cli_tools.doctor)
 app.command()(cli_tools.cache)
+app.command()(cli_models.fetch)
+app.command()(cli_models.observe)
 
 
 def main() -> None:
@@ -217,8 +219,7 @@ def _print_run(result: "RunResult", *, as_json: bool, quiet: bool) -> None:
         return None
     from interp.terminal import claims_table, print_table, say
 
-    record = result.record
-    say(f"\n{record['title']} ({record['scale']} scale)", style="bold")
+    say(f"\n{result.title}", style="bold")
     print_table(claims_table(result.judged))
     say(result.summary)
     say(f"report: {result.report}")

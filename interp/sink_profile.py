@@ -13,7 +13,7 @@ from transformers import DynamicCache
 from interp.models.transformer import Transformer
 from interp.observing import observe
 from interp.rotary import cache_argument
-from interp.sinks import attention_entropy, received_mass, sink_rate, value_drain
+from interp.sinks import sink_rate, value_drain
 from interp.token_windows import check_tokens
 
 
@@ -117,15 +117,15 @@ def _statistics(
 def _zoo_statistics(
     model: Transformer, tokens: Int[Tensor, "batch pos"], batch_size: int
 ) -> tuple[Tensor, Tensor]:
-    """From the patterns: zoo models are small."""
-    names = [f"blocks.{layer}.attn.hook_pattern" for layer in range(model.cfg.n_layers)]
-    received, entropy = [], []
+    found: dict[str, list[Tensor]] = {"hook_received": [], "hook_entropy": []}
     for batch in tokens.split(batch_size):
+        names = [f"blocks.{i}.attn.{point}" for i in range(model.cfg.n_layers) for point in found]
         _, cache = model.run_with_cache(batch, names_filter=names)
-        patterns = torch.stack([cache[name] for name in names], 1).cpu()
-        received.append(received_mass(patterns))
-        entropy.append(attention_entropy(patterns).mean(-1))
-    return torch.cat(received), torch.cat(entropy)
+        for point, parts in found.items():
+            layers = [cache[name] for name in names if name.endswith(point)]
+            parts.append(torch.stack(layers, 1).cpu())
+    received, entropy = (torch.cat(parts) for parts in found.values())
+    return received, entropy.mean(-1)
 
 
 def _cached_values(model: Any, batch: Int[Tensor, "batch pos"]) -> list[Tensor]:

@@ -6,7 +6,7 @@ silently. Windows hold the text's tokens only, unless ``prefix`` names a token.
 
 import csv
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,27 @@ def packed_windows(
         if len(windows) == n_windows:
             break
     return _stack(windows, n_windows, prefix, f"windows of {n_own} tokens")
+
+
+def padded_batches(
+    texts: Sequence[str], tokenizer: Any, *, max_tokens: int, batch_size: int = 8
+) -> Iterator[tuple[Int[Tensor, "batch pos"], Int[Tensor, "batch pos"]]]:
+    """Token ids and their attention mask, batch by batch: each text cut and padded on the right.
+
+    No token is put in front. Raises ValueError for a text without a token.
+    """
+    encoded = [_encode(tokenizer, text)[:max_tokens] for text in texts]
+    for number, ids in enumerate(encoded):
+        if not ids:
+            raise ValueError(f"text {number} has no token (max_tokens={max_tokens})")
+    for start in range(0, len(encoded), batch_size):
+        batch = encoded[start : start + batch_size]
+        longest = max(map(len, batch))
+        # what stands under a mask of 0 is never read; 0 is an id that every model has
+        yield (
+            torch.tensor([ids + [0] * (longest - len(ids)) for ids in batch]),
+            torch.tensor([[1] * len(ids) + [0] * (longest - len(ids)) for ids in batch]),
+        )
 
 
 def check_tokens(model: Any, tokens: Int[Tensor, "batch pos"], *, at_least: int = 1) -> None:
