@@ -50,7 +50,8 @@ def best_masked_sums(
         order = np.argsort(right_sums)
         ordered = right_sums[order]
         wanted = target - left_sums
-        above = np.searchsorted(ordered, wanted).clip(1, len(ordered) - 1)
+        # leaving out both ends keeps `above` between the second and the last
+        above = 1 + ordered[1:-1].searchsorted(wanted)
         nearest = above - (wanted - ordered[above - 1] < ordered[above] - wanted)
         errors = np.abs(ordered[nearest] - wanted)
         left = int(np.argmin(errors))

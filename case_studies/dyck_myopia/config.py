@@ -53,7 +53,7 @@ class Config:
     pumped_pairs: tuple[int, ...] = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
     epochs_share: float = 1.0
     n_equivalence: int = 200
-    n_probe: int = 300
+    n_probe: int = 150
     data_seed: int = 0
 
     def __post_init__(self) -> None:
@@ -95,12 +95,21 @@ class Config:
         A part that has models keeps at least one.
         """
         _at_least("seeds", n, 1)
-        parts = ("n_e1", "n_e2", "n_e3", "n_e4", "n_e5", "n_e6", "n_frozen", "n_recognisers")
-        scaled = {}
-        for name in parts:
-            count = getattr(self, name)
-            scaled[name] = max(1, round(count * n / self.n_e1)) if count else 0
-        return replace(self, **scaled)
+
+        def scaled(count: int) -> int:
+            return max(1, round(count * n / self.n_e1)) if count else 0
+
+        return replace(
+            self,
+            n_e1=n,
+            n_e2=scaled(self.n_e2),
+            n_e3=scaled(self.n_e3),
+            n_e4=scaled(self.n_e4),
+            n_e5=scaled(self.n_e5),
+            n_e6=scaled(self.n_e6),
+            n_frozen=scaled(self.n_frozen),
+            n_recognisers=scaled(self.n_recognisers),
+        )
 
 
 def _at_least(name: str, value: int, minimum: int) -> None:
@@ -118,13 +127,13 @@ SCALES = {
         n_e6=0,
         n_frozen=1,
         n_recognisers=2,
-        train_tokens=14_000,
+        train_tokens=28_000,
         long_tokens=2_000,
         construction_lengths=(400,),
         pumped_pairs=(0, 1, 4, 16, 64),
-        epochs_share=0.1,
+        epochs_share=0.3,
         n_equivalence=50,
-        n_probe=60,
+        n_probe=40,
     ),
     "quick": Config(n_e1=24, n_e2=4, n_e3=1, n_e4=1, n_e5=4, n_e6=4, n_frozen=4, n_recognisers=10),
     "paper": Config(),

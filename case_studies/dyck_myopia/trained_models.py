@@ -45,7 +45,9 @@ def compute_trained(params: Mapping[str, Any]) -> UnitResult:
     numbers: dict[str, Any] = {"loss": float(history.loss[-10:].mean())}
     arrays = {f"weights/{name}": t.numpy() for name, t in model.state_dict().items()}
     _add_accuracies(numbers, arrays, "", model, inputs, long_inputs, language)
-    _add_attention(numbers, arrays, model, inputs[:N_SHARE_STRINGS], language)
+    arrays |= probe_patterns(model, language)
+    shares = model_stack_top_shares(model, inputs[:N_SHARE_STRINGS], language)
+    numbers["stack_top_share"] = [float(share) for share in shares.max(axis=1)]
     curve = pumping_curve(model, language, n_pairs=params["pumped_pairs"])
     arrays["flips"], arrays["pumping_errors"] = curve.flip_rates, curve.error_rates
 
@@ -109,6 +111,24 @@ def imitate_model(model: Transformer, *, seed: int) -> Transformer:
         state[name] = torch.from_numpy(weights)
     copy.load_state_dict(state)
     return copy
+
+
+def probe_patterns(model: Transformer, language: DyckLanguage) -> dict[str, np.ndarray]:
+    """Patterns on the probe string, ``[layer, query_pos, key_pos]``, under each convention.
+
+    ``pattern``: as the model attends; ``pattern_unmasked``: without the causal mask;
+    ``pattern_start``: with START in front.
+    """
+    probe, layers = language.probe_tokens(), range(model.cfg.n_layers)
+    return {
+        "pattern": np.stack([probe_pattern(model, probe, layer=layer) for layer in layers]),
+        "pattern_unmasked": np.stack(
+            [probe_pattern(model, probe, layer=layer, mask="none") for layer in layers]
+        ),
+        "pattern_start": np.stack(
+            [probe_pattern(model, probe, layer=layer, has_start=True) for layer in layers]
+        ),
+    }
 
 
 def component_scores(model: Transformer, language: DyckLanguage) -> dict[str, float]:
@@ -194,23 +214,3 @@ def _by_position(name: str, measured: ClosingAccuracy) -> dict[str, np.ndarray]:
         f"{name}_argmax_hits": measured.argmax_hits.astype(np.int32),
         f"{name}_counts": measured.counts.astype(np.int32),
     }
-
-
-def _add_attention(
-    numbers: dict[str, Any],
-    arrays: dict[str, np.ndarray],
-    model: Transformer,
-    inputs: Tensor,
-    language: DyckLanguage,
-) -> None:
-    """Patterns on the probe string under each convention, and stack-top shares, by layer."""
-    probe, layers = language.probe_tokens(), range(model.cfg.n_layers)
-    arrays["pattern"] = np.stack([probe_pattern(model, probe, layer=layer) for layer in layers])
-    arrays["pattern_unmasked"] = np.stack(
-        [probe_pattern(model, probe, layer=layer, mask="none") for layer in layers]
-    )
-    arrays["pattern_start"] = np.stack(
-        [probe_pattern(model, probe, layer=layer, has_start=True) for layer in layers]
-    )
-    shares = model_stack_top_shares(model, inputs, language)
-    numbers["stack_top_share"] = [float(share) for share in shares.max(axis=1)]
