@@ -43,6 +43,8 @@ def make_plan(
             "the toolkit's source changed since this process read it, and with one worker units "
             "are computed here; restart Python, or use two workers"
         )
+    # imported before the work begins: a slip in them should not wait for its end
+    _ = study.claims, study.figures
     source = source_hash(study.folder)
     packages = versions()
     units = list(study.units(config))

@@ -119,12 +119,26 @@ def open_run(folder: str | os.PathLike[str]) -> FinishedRun:
     record = read_record(folder)
     read_units(folder, record)
     study = find_study(Path(record["study_folder"]) if record["study_folder"] else record["study"])
+    return judge_run(folder, record, study)
+
+
+def judge_run(folder: Path, record: Mapping[str, JSON], study: Study) -> FinishedRun:
+    """Hold the claims of a study against a run whose units were checked."""
     scale = record["scale"]
     if scale not in study.scales:
         raise StudyError(f"study {study.name} has no scale {scale!r} any more; run it again")
     config = config_from_json(type(study.scales[scale]), record["config"])
     results = stored_results(folder, record, config)
     return FinishedRun(folder, record, study, results, judge(study.claims, results, scale=scale))
+
+
+def wishes(record: Mapping[str, JSON]) -> str:
+    """The scale of a run and what was changed of it, as on the command line."""
+    words = [f"{record['scale']} scale"]
+    if record["seeds"] is not None:
+        words.append(f"--seeds {record['seeds']}")
+    words += [f"--set {name}={json.dumps(value)}" for name, value in record["overrides"].items()]
+    return " ".join(words)
 
 
 def combined_hash(units: Mapping[str, Mapping[str, JSON]]) -> str:

@@ -16,7 +16,7 @@ from typing import get_args
 import jinja2
 
 from interp.case_studies.judge import Judgement, Verdict
-from interp.case_studies.record import FinishedRun
+from interp.case_studies.record import FinishedRun, wishes
 from interp.case_studies.strip import strip_svg
 from interp.case_studies.study import JSON, Figure, StudyError
 from interp.files import write_atomically
@@ -80,7 +80,7 @@ def markdown(run: FinishedRun) -> str:
         ]
         rows.append("| " + " | ".join(_cell(cell) for cell in cells) + " |")
     record = run.record
-    title = f"# {record['title']}\n\n{summarize(_verdicts(run))} ({record['scale']} scale)\n"
+    title = f"# {record['title']}\n\n{summarize(_verdicts(run))} ({wishes(record)})\n"
     origin = f"Result hash `{record['result_hash']}`, {record['finished']}, {_commit(record)}.\n"
     return "\n".join([title, *rows, "", origin])
 
@@ -98,6 +98,7 @@ def html(run: FinishedRun, drawn: list[DrawnFigure]) -> str:
         judgements=run.judgements,
         strip=lambda judgement: jinja2.utils.markupsafe.Markup(strip_svg(judgement)),
         reason=_reason,
+        wishes=wishes(run.record),
         summary=summarize(_verdicts(run)),
         counts=counts,
         figures=drawn,

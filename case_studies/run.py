@@ -257,7 +257,7 @@ def _finish(plan: Plan) -> records.FinishedRun:
     plan.record["status"] = "complete"
     plan.record["finished"] = records.now()
     records.write_record(plan.folder, plan.record)
-    return records.open_run(plan.folder)
+    return records.judge_run(plan.folder, plan.record, plan.study)
 
 
 def _trace_file(folder: Path, key: str) -> Path:

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -138,16 +139,22 @@ def _execute(tasks: Iterable[Task], workers: int) -> Iterator[Outcome]:
         n_jobs=workers, batch_size=1, pre_dispatch=workers, return_as="generator_unordered"
     )
     at_work: set[str] = set()
-    with _without_interrupts():
-        outcomes = parallel(joblib.delayed(compute_unit)(task) for task in _noting(tasks, at_work))
+    outcomes = None
     try:
+        with _without_interrupts():
+            calls = (joblib.delayed(compute_unit)(task) for task in _noting(tasks, at_work))
+            outcomes = parallel(calls)
         for outcome in outcomes:
             at_work.discard(outcome.unit)
             yield outcome
     except BrokenProcessPool as error:
         raise WorkerDied(_why_killed(str(error), at_work)) from error
     finally:
-        outcomes.close()
+        if outcomes is not None:
+            with warnings.catch_warnings():
+                # joblib warns of tasks that were given up, and giving them up is meant
+                warnings.simplefilter("ignore", UserWarning)
+                outcomes.close()
 
 
 def _noting(tasks: Iterable[Task], at_work: set[str]) -> Iterator[Task]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from interp.case_studies.catalogue import describe_studies
-from interp.case_studies.record import open_run, read_record, read_units, stored_results
+from interp.case_studies.record import open_run, read_record, read_units, stored_results, wishes
 from interp.case_studies.report import PAGE, read_claims, summarize, write_report
 from interp.case_studies.run import Progress, run
 from interp.case_studies.study import JSON, Results, StudyError
@@ -39,6 +39,11 @@ class RunResult:
     def report(self) -> Path:
         """The page with claims, figures and provenance."""
         return self.folder / PAGE
+
+    @property
+    def title(self) -> str:
+        """The study's title, the scale, and what was changed of it."""
+        return f"{self.record['title']} ({wishes(self.record)})"
 
     @property
     def summary(self) -> str:

@@ -111,6 +111,14 @@ def test_provenance_is_folded_away_but_there(finished):
         assert said in text
 
 
+def test_what_was_changed_of_a_scale_stands_beside_it(toy, tmp_path):
+    options = {"seeds": 3, "overrides": {"label": "x"}}
+    changed = run(toy, out=tmp_path / "run", workers=1, **options).run
+    said = 'quick scale --seeds 3 --set label="x"'
+    assert said in " ".join(page_of(changed).words)
+    assert said in (changed.folder / "report.md").read_text()
+
+
 def test_the_markdown_table_has_one_row_a_claim_and_survives_a_pipe(finished):
     lines = (finished.folder / "report.md").read_text().splitlines()
     rows = [line for line in lines if line.startswith("|")]

@@ -211,6 +211,15 @@ def test_a_folder_with_another_studys_run_is_left_alone(toy, out, tmp_path):
     assert (out / "run.json").read_bytes() == before
 
 
+@pytest.mark.parametrize("part", ["claims", "figures"])
+def test_a_slip_in_claims_or_figures_is_told_before_anything_is_computed(toy, out, log, part):
+    (toy / f"{part}.py").write_text("x y")
+    with pytest.raises(UsageError, match=rf"{part}\.py, line 1"):
+        run_here(toy, out)
+    assert log() == []
+    assert not out.exists()
+
+
 def test_the_default_folder_is_named_after_study_and_scale(toy, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run(toy, scale="smoke", workers=1)

@@ -158,6 +158,21 @@ def test_ctrl_c_ends_at_once_with_130_and_one_line_and_the_run_goes_on_later(
     assert json.loads(again.communicate(timeout=60)[0])["computed"] == N_UNITS - n_kept
 
 
+def test_ctrl_c_while_workers_start_is_one_line_too(bare_toy, tmp_path, interp_process):
+    process = interp_process("run", bare_toy, "--out", tmp_path / "run", "--workers", 2)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    if not children.exists():
+        pytest.skip("this system does not tell a process's children; Linux's /proc does")
+    # two workers, and two processes that look after semaphores
+    wait_for(lambda: len(children.read_text().split()) >= 3)
+    time.sleep(0.3)
+    os.killpg(process.pid, signal.SIGINT)
+    output, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert output == ""
+    assert len(errors.strip().splitlines()) == 1, errors
+
+
 def test_a_worker_killed_from_outside_is_told_in_one_line_and_costs_only_its_unit(
     bare_toy, log, tmp_path, interp_process, monkeypatch
 ):
