@@ -1,6 +1,6 @@
 """What an observation has seen: running means per layer and head, as tables and tensors."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pandas as pd
@@ -8,7 +8,6 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.kernels.attention import AttentionOutput
 from interp.observe_placement import Placement
 from interp.observe_reductions import (
     PER_KEY,
@@ -41,6 +40,24 @@ class PatternRows:
     weights: Float[Tensor, "row key_pos"]
 
 
+@dataclass(frozen=True, eq=False)
+class CallRecord:
+    """One call of attention, as whoever computed it tells it to the observation.
+
+    values: by statistic, [batch, head, query_pos], with a last axis of sets for "mass", and
+        [batch, head, key_pos] for "received". lse [batch, head, query_pos] is -inf in rows that
+        may see no key. pattern: rows of heads, [batch, len(heads), len(rows), key_pos].
+    """
+
+    stack: str
+    layer: int
+    place: Placement
+    values: Mapping[str, Tensor]
+    lse: Tensor
+    pattern: Callable[[Sequence[int], Sequence[int]], Tensor]
+    backend: str
+
+
 class Observation:
     """Everything that was asked for, over all texts that the model has read inside the block.
 
@@ -64,51 +81,31 @@ class Observation:
 
     # -- recording ------------------------------------------------------------------------------
 
-    def record(
-        self,
-        stack: str,
-        layer: int,
-        output: AttentionOutput,
-        received: Tensor | None,
-        place: Placement,
-    ) -> None:
+    def record(self, call: CallRecord) -> None:
         """Take in one call of attention."""
-        request = self._request
-        self.backends.add(output.backend)
-        self._note_texts(stack, place)
-        heads = request.heads_of(layer)
+        request, place = self._request, call.place
+        self.backends.add(call.backend)
+        self._note_texts(call.stack, place)
+        heads = request.heads_of(call.layer)
         chosen = slice(None) if heads is None else list(heads)
-        is_valid = (place.queries >= request.from_query)[:, None] & (output.lse != -torch.inf)
-        is_valid = is_valid[:, chosen]
-        means = self._means.setdefault((stack, layer), {})
-        for name in request.statistics:
+        is_valid = (place.queries >= request.from_query)[:, None] & (call.lse != -torch.inf)
+        means = self._means.setdefault((call.stack, call.layer), {})
+        for name, values in call.values.items():
+            kept = values.detach()[:, chosen]
             if name == PER_KEY:
-                assert received is not None
-                key_mean = means.setdefault(name, MassPerKey(request.reduce))
-                assert isinstance(key_mean, MassPerKey)
-                key_mean.add(received[:, chosen], place)
-                continue
-            values = self._values(name, output)
-            if values is None:
-                continue
-            mean = means.setdefault(name, MeanOverQueries(request.reduce))
-            assert isinstance(mean, MeanOverQueries)
-            mean.add(values.detach()[:, chosen], is_valid, place)
-        for head, rows in request.patterns_of(layer).items():
-            self._record_pattern((stack, layer, head), rows, output, place)
-
-    def _values(self, name: str, output: AttentionOutput) -> Tensor | None:
-        """[batch, head, query_pos, set], one set unless it is masses; None where it is lacking."""
-        if name == "first_mass":
-            return output.mass[..., :1]
-        if name == "mass":
-            return output.mass[..., "first_mass" in self._request.statistics :]
-        if name not in output.statistics:
-            return None
-        return output.statistics[name][..., None]
+                per_key = means.setdefault(name, MassPerKey(request.reduce))
+                assert isinstance(per_key, MassPerKey)
+                per_key.add(kept, place)
+            else:
+                per_query = means.setdefault(name, MeanOverQueries(request.reduce))
+                assert isinstance(per_query, MeanOverQueries)
+                kept = kept if name == "mass" else kept[..., None]
+                per_query.add(kept, is_valid[:, chosen], place)
+        for head, rows in request.patterns_of(call.layer).items():
+            self._record_pattern(call, head, rows)
 
     def _note_texts(self, stack: str, place: Placement) -> None:
-        """Count real tokens per text, once per call of a stack's first layer to be seen."""
+        """Real tokens of every text that were queries, up to the last one."""
         lengths = self._lengths.setdefault(stack, [])
         reached = (place.queries.max(1).values + 1).cpu()
         seen = sum(len(batch) for batch in lengths)
@@ -117,26 +114,19 @@ class Observation:
         else:
             lengths[-1] = torch.maximum(lengths[-1], reached)
 
-    def _record_pattern(
-        self,
-        key: tuple[str, int, int],
-        rows: tuple[int, ...] | None,
-        output: AttentionOutput,
-        place: Placement,
-    ) -> None:
-        kept = self._patterns.setdefault(key, {})
+    def _record_pattern(self, call: CallRecord, head: int, rows: tuple[int, ...] | None) -> None:
+        place = call.place
+        kept = self._patterns.setdefault((call.stack, call.layer, head), {})
         for sample in range(len(place.queries)):
             queries = place.queries[sample]
-            real = (queries >= 0).nonzero().flatten()
+            real = (queries >= 0).nonzero().flatten().tolist()
             if rows is not None:
                 length = int(queries.max()) + 1
                 wanted = {row % length if -length <= row < 0 else row for row in rows}
-                real = torch.tensor(
-                    [i for i in real.tolist() if int(queries[i]) in wanted], dtype=torch.int64
-                )
-            if not len(real):
+                real = [i for i in real if int(queries[i]) in wanted]
+            if not real:
                 continue
-            weights = output.pattern(heads=[key[2]], rows=real.tolist()).detach()[sample, 0]
+            weights = call.pattern([head], real).detach()[sample, 0]
             spread = scatter_positions(weights.T[None], place.keys[sample : sample + 1])[0]
             now = PatternRows(queries[real].cpu(), spread.T.nan_to_num().cpu())
             number = place.first_sample + sample
@@ -317,8 +307,3 @@ def _join(before: PatternRows, now: PatternRows) -> PatternRows:
         for part in (before, now)
     ]
     return PatternRows(torch.cat([before.rows, now.rows]), torch.cat(weights))
-
-
-def merge_tables(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
-    """Tables of several observations under one roof, told apart by a first column ``name``."""
-    return pd.concat(tables, names=["name"]).reset_index("name").reset_index(drop=True)

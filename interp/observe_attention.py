@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from interp.kernels.attention import AttentionOutput, attention
 from interp.kernels.edits import Edit
-from interp.observation import Observation
+from interp.observation import CallRecord, Observation
 from interp.observe_forwards import ForwardTracker
 from interp.observe_masks import KernelMask, LazyMask, lazy_mask
 from interp.observe_placement import Placement
@@ -151,8 +151,36 @@ class AttentionObserver:
         received = output.received if "received" in names else None
         if received is not None and bool((place.queries < 0).any()):
             received = call.received_from_real_queries(place, edit, request.backend)
-        self._observation.record(site.stack, layer, output, received, place)
+        self._observation.record(
+            CallRecord(
+                stack=site.stack,
+                layer=layer,
+                place=place,
+                values=_values(request, output, received),
+                lse=output.lse,
+                pattern=output.pattern,
+                backend=output.backend,
+            )
+        )
         return output.out
+
+
+def _values(
+    request: ObservationRequest, output: AttentionOutput, received: Tensor | None
+) -> dict[str, Tensor]:
+    """Statistics by our names; a layer without a learned sink has no sink_mass."""
+    values = {}
+    for name in request.statistics:
+        if name == "first_mass":
+            values[name] = output.mass[..., 0]
+        elif name == "mass":
+            values[name] = output.mass[..., "first_mass" in request.statistics :]
+        elif name == "received":
+            assert received is not None
+            values[name] = received
+        elif name in output.statistics:
+            values[name] = output.statistics[name]
+    return values
 
 
 @dataclass(frozen=True, eq=False)

@@ -80,8 +80,14 @@ class ForwardTracker:
             yield
 
     def current(self) -> ForwardPass:
-        """The pass that runs; attention modules called by themselves make a pass of one call."""
-        return self._pass or ForwardPass(is_continued=False)
+        """The pass that runs."""
+        if self._pass is None:
+            raise RuntimeError(
+                f"attention of {self._name} ran outside a forward pass that was followed from its "
+                "beginning: call the model (model(...), not model.forward(...) or a layer of it), "
+                "and begin the observation before it runs"
+            )
+        return self._pass
 
     def text_mask(self, n_queries: int) -> Tensor | None:
         """The innermost 2-D mask that is at least as long as the queries."""
@@ -184,12 +190,14 @@ class ForwardTracker:
         first_sample, is_continued = self._count(site.stack, query.shape[0], running)
         placement = place_call(
             self._frame(site, mask, query, n_keys),
-            query,
+            batch=query.shape[0],
+            query_pos=query.shape[2],
             n_keys=n_keys,
-            is_cross=site.stack == "cross",
-            before=[p for _, stack, _, p in running.placements if stack != "encoder"],
+            device=query.device,
             first_sample=first_sample,
             is_continued=is_continued,
+            is_cross=site.stack == "cross",
+            before=[p for _, stack, _, p in running.placements if stack != "encoder"],
         )
         running.placements.append((mask, site.stack, n_keys, placement))
         return placement

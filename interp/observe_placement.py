@@ -49,21 +49,21 @@ class Frame:
 
 def place_call(
     frame: Frame,
-    query: Tensor,
     *,
+    batch: int,
+    query_pos: int,
     n_keys: int,
-    is_cross: bool,
-    before: Sequence[Placement],
+    device: torch.device,
     first_sample: int,
-    is_continued: bool,
+    is_continued: bool = False,
+    is_cross: bool = False,
+    before: Sequence[Placement] = (),
 ) -> Placement:
-    """Place the queries [batch, head, query_pos, d] and keys of one call.
+    """Place the queries and keys of one call.
 
     Cross-attention's keys are another text's; its queries stand where those of the self-attention
     ``before`` it did.
     """
-    batch, _, query_pos, _ = query.shape
-    device = query.device
     n_token_keys = min(n_keys, frame.n_token_keys)
     keys = positions_in_text(frame.text_mask, frame.kv_offset, n_token_keys, batch, device)
     keys = torch.nn.functional.pad(keys, (0, n_keys - n_token_keys), value=-1)

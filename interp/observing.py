@@ -12,6 +12,7 @@ from interp.kernels.edits import Edit
 from interp.observation import Observation
 from interp.observe_attention import AttentionObserver
 from interp.observe_forwards import ForwardTracker
+from interp.observe_points import PointsObserver, point_layers, point_sites
 from interp.observe_request import Heads, KeySet, Patterns, check_against_model, read_request
 from interp.observe_sites import find_sites, model_name, unserved_attention
 from interp.observe_switch import is_switched, switched_attention
@@ -94,7 +95,14 @@ def observe(
         extrapolate=extrapolate,
         backend=backend,
     )
+    model = _unwrapped(model)
     _check_model(model)
+    if point_layers(model):
+        check_against_model(request, point_sites(model), model=type(model).__name__)
+        observation = Observation(request, model=type(model).__name__, unserved=[])
+        with PointsObserver(model, request, observation).attached():
+            yield observation
+        return
     sites = find_sites(model)
     unserved = unserved_attention(model, sites)
     if not sites:
@@ -108,12 +116,18 @@ def observe(
         with _entering:
             if is_switched(model):
                 raise ValueError(
-                    f"{name} is being observed already; ask one observe(...) for everything, or "
-                    "leave the first block before the second"
+                    f"model: {name} is being observed already; ask one observe(...) for "
+                    "everything, or leave the first block before the second"
                 )
             stack.enter_context(switched_attention(model, observer.attend, observer.make_mask))
         stack.enter_context(tracker.attached())
         yield observation
+
+
+def _unwrapped(model: Any) -> Any:
+    """The model that an nnsight object wraps, which a trace then runs."""
+    is_nnsight = any(c.__module__.split(".")[0] == "nnsight" for c in type(model).__mro__)
+    return model._module if is_nnsight else model
 
 
 def _check_model(model: Any) -> None:
