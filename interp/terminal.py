@@ -44,7 +44,7 @@ def claims_table(claims: Sequence[Mapping[str, Any]]) -> Table:
         if is_narrow:
             statement.append("\n").append_text(source)
         reason = "; ".join(part for part in (claim["error"], claim["detail"]) if part)
-        if reason:
+        if reason and claim["expected_text"]:
             statement.append(f"\n{reason}", style="dim italic")
         numbers = [Text(claim[f"{name}_text"] or "–") for name in ("paper", "value", "expected")]
         verdict = Text(claim["verdict"], style=_COLOURS[claim["verdict"]])
@@ -62,7 +62,7 @@ def claims_table(claims: Sequence[Mapping[str, Any]]) -> Table:
     for header, width in zip(headers, widths, strict=True):
         table.add_column(header, width=width)
     for row in rows:
-        table.add_row(*row, end_section=True)
+        table.add_row(*row, end_section=is_narrow)
     return table
 
 
