@@ -157,7 +157,9 @@ def _compute_missing(
     n_computed, n_kept = 0, len(done)
     try:
         if missing:
-            with worker_pool(workers=min(workers, len(missing)), backend=backend) as execute:
+            # more processes than units are of no use; but one process would be this one
+            n_processes = workers if workers == 1 else max(2, min(workers, len(missing)))
+            with worker_pool(workers=n_processes, backend=backend) as execute:
                 for outcome in _outcomes(plan, done, execute):
                     n_kept += 1
                     n_computed += outcome.status == "computed"

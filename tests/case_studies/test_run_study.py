@@ -46,6 +46,18 @@ def test_processes_compute_what_this_process_computes(toy, tmp_path, log):
     assert len(log()) == 10
 
 
+def test_a_single_unit_that_is_missing_is_not_computed_in_this_process_unasked(toy, out):
+    with (toy / "study.py").open("a") as file:
+        file.write(
+            "\ndef compute(unit, needs):\n"
+            "    return UnitResult({'mean': 0.5, 'process': os.getpid()})\n"
+        )
+    run_here(toy, out)
+    assert run_here(toy, out, seeds=5).run.results["draw/seed=4"].numbers["process"] == os.getpid()
+    later = run(toy, out=out, seeds=6, workers=2).run.results
+    assert later["draw/seed=5"].numbers["process"] != os.getpid()
+
+
 def test_a_second_run_is_answered_from_disk(toy, out, log):
     assert run_here(toy, out).n_computed == 5
     again = run_here(toy, out)

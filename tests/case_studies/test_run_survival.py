@@ -113,8 +113,8 @@ def test_two_runs_into_one_folder_at_once_share_the_work_and_both_end_well(
         told.append(json.loads(output))
     assert told[0]["result_hash"] == told[1]["result_hash"] == result_hash(run)
     assert sum(said["computed"] for said in told) >= N_UNITS - 1
-    # at the end of each of the two stages a run may repeat what the other is at
-    assert N_UNITS <= len(log()) <= N_UNITS + 4
+    # at the end of a stage a run may repeat what the other is at: two draws each, one gathering
+    assert N_UNITS <= len(log()) <= N_UNITS + 5
     assert len(unit_files(run)) == N_UNITS
 
 
@@ -158,7 +158,10 @@ def test_ctrl_c_ends_at_once_with_130_and_one_line_and_the_run_goes_on_later(
     assert json.loads(again.communicate(timeout=60)[0])["computed"] == N_UNITS - n_kept
 
 
-def test_ctrl_c_while_workers_start_is_one_line_too(bare_toy, tmp_path, interp_process):
+def test_ctrl_c_while_workers_start_is_one_line_too(
+    bare_toy, tmp_path, interp_process, monkeypatch
+):
+    monkeypatch.setenv("TOY_SECONDS", "2")
     process = interp_process("run", bare_toy, "--out", tmp_path / "run", "--workers", 2)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     if not children.exists():
