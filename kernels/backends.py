@@ -18,11 +18,12 @@ from interp.kernels.options import AttentionOptions
 MODULES = {
     "reference": "interp.kernels.reference",
     "strips": "interp.kernels.strips",
+    "c": "interp.kernels.c_backend",
     "triton": "interp.kernels.triton_backend",
 }
 # Where each backend runs and in which types; None means anywhere.
 DEVICES = {"reference": None, "strips": None, "c": ("cpu",), "triton": ("cuda", "cpu")}
-FASTEST = {"cuda": "triton"}
+FASTEST = {"cuda": "triton", "cpu": "c"}
 HALF_AND_SINGLE = (torch.float16, torch.bfloat16, torch.float32)
 
 

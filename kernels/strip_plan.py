@@ -8,13 +8,13 @@ then many samples, so that the work per call of an operator does not vanish.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from interp.kernels.options import OPEN, AttentionOptions
-from interp.kernels.scores import Selection, knocked_out, pick
+from interp.kernels.scores import Selection, distances, knocked_out, pick
 
 # What a strip should take, and the rows of one head in it. More rows make better matrix products,
 # smaller strips stay in the cache between the passes over them.
@@ -58,17 +58,38 @@ class Unit:
     n_units: int
     n_rows: int
     options: AttentionOptions  # narrowed to the samples
+    _far: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
     def strips(self, device: torch.device) -> Iterator[Strip]:
-        """The blocks of rows that may see any key."""
+        """The blocks of rows that may see any key; together they are one range of rows."""
         o = self.options
         heads = torch.arange(self.heads.start, self.heads.stop, device=device)
-        for first in range(0, o.query_pos, self.n_rows):
-            last = min(first + self.n_rows, o.query_pos)
+        all_rows = torch.arange(o.query_pos, device=device)
+        last = 0
+        while last < o.query_pos:
+            # Under causality the widths then are no multiples of a page, in which all rows of a
+            # strip would fall on the same lines of the cache.
+            first, n_rows = last, self.n_rows - (8 if last == 0 and self.n_rows > 8 else 0)
+            last = min(first + n_rows, o.query_pos)
             low, high = o.key_range(first, last)
             if low < high:
-                rows = torch.arange(first, last, device=device)
-                yield Strip(heads, rows, low, high, first, last)
+                yield Strip(heads, all_rows[first:last], low, high, first, last)
+
+    def far_keys(self, strip: Strip, start: int, stop: int) -> Tensor:
+        """Keys ``[start, stop)`` at a distance that is not allowed: bool [R, stop - start]."""
+        o = self.options
+        ahead = strip.first + o.offset - start
+        place = (ahead, strip.last - strip.first, stop - start)
+        if place not in self._far:
+            rows = torch.arange(place[1], device=strip.rows.device) + ahead
+            distance = rows[:, None] - torch.arange(place[2], device=rows.device)
+            self._far[place] = (distance < o.nearest) | (distance > o.farthest)
+        return self._far[place]
+
+    def per_head(self, x: Tensor) -> Tensor:
+        """A strip [N, M, ...] seen as [samples, heads, R, ...]."""
+        n_heads = self.heads.stop - self.heads.start
+        return x.view(self.options.batch, n_heads, -1, *x.shape[2:])
 
 
 def plan(options: AttentionOptions, *, element_size: int, n_threads: int) -> Iterator[Unit]:
@@ -116,35 +137,36 @@ def narrow(options: AttentionOptions, samples: slice) -> AttentionOptions:
     return replace(options, batch=samples.stop - samples.start, **changes)  # type: ignore[arg-type]
 
 
-def mask_in_place(scores: Tensor, options: AttentionOptions, strip: Strip) -> None:
-    """Put -inf where a key is not allowed: [B, H, R, W], one pass for each mask that there is.
+def mask_in_place(scores: Tensor, unit: Unit, strip: Strip, low: float) -> None:
+    """Put ``low`` where a key is not allowed: [N, M, W], one pass for each mask that there is.
 
     The same as `interp.kernels.scores.allowed_keys` without a mask for the whole strip. Causality
     and windows touch only the columns at the strip's two ends, where they do not allow all rows.
     """
-    o, keys = options, strip.keys
+    o, keys = unit.options, strip.keys
+    scores = unit.per_head(scores)
     if o.nearest > -OPEN or o.farthest < OPEN:
-        _mask_by_distance(scores, o, strip)
+        _mask_by_distance(scores, unit, strip, low)
     if o.key_mask is not None:
-        scores.masked_fill_(~o.key_mask[:, None, None, keys], -torch.inf)
+        scores.masked_fill_(~o.key_mask[:, None, None, keys], low)
     if o.query_documents is not None and o.key_documents is not None:
         queries = o.query_documents[:, strip.first : strip.last]
         differ = queries[:, :, None] != o.key_documents[:, None, keys]
-        scores.masked_fill_(differ[:, None], -torch.inf)
+        scores.masked_fill_(differ[:, None], low)
     if o.mask_allowed is not None:
-        scores.masked_fill_(~pick(o.mask_allowed, o, strip), -torch.inf)
+        scores.masked_fill_(~pick(o.mask_allowed, o, strip), low)
     if o.head_window is not None:
-        distance = _distances(o, strip, strip.low, strip.high)
+        distance = distances(o, strip)
         window = o.head_window.index_select(0, strip.heads)[:, :, None, None]
-        scores.masked_fill_((distance < window[:, 0]) | (distance > window[:, 1]), -torch.inf)
+        scores.masked_fill_((distance < window[:, 0]) | (distance > window[:, 1]), low)
     if not o.is_cut_after:
-        cut = knocked_out(o, strip)
-        if cut is not None:
-            scores.masked_fill_(cut, -torch.inf)
+        edges = knocked_out(o, strip)
+        if edges is not None:
+            scores.masked_fill_(edges, low)
 
 
-def _mask_by_distance(scores: Tensor, options: AttentionOptions, strip: Strip) -> None:
-    o, low, high = options, strip.low, strip.high
+def _mask_by_distance(scores: Tensor, unit: Unit, strip: Strip, fill: float) -> None:
+    o, low, high = unit.options, strip.low, strip.high
     first, last = strip.first + o.offset, strip.last - 1 + o.offset
     # columns that every row of the strip may see
     open_low = min(max(last - o.farthest, low), high)
@@ -153,14 +175,8 @@ def _mask_by_distance(scores: Tensor, options: AttentionOptions, strip: Strip) -
     for start, stop in pieces:
         if start >= stop:
             continue
-        distance = _distances(o, strip, start, stop)
-        far = ((distance < o.nearest) | (distance > o.farthest))[None, None]
+        far = unit.far_keys(strip, start, stop)
         if o.prefix is not None:
             columns = torch.arange(start, stop, device=scores.device)
             far = far & (columns >= o.prefix[:, None])[:, None, None, :]
-        scores[..., start - low : stop - low].masked_fill_(far, -torch.inf)
-
-
-def _distances(options: AttentionOptions, strip: Strip, start: int, stop: int) -> Tensor:
-    columns = torch.arange(start, stop, device=strip.rows.device)
-    return (strip.rows + options.offset)[:, None] - columns
+        scores[..., start - low : stop - low].masked_fill_(far, fill)

@@ -292,3 +292,10 @@ def test_strips_equal_the_reference_in_float64(case):
     found = run(case, "strips", torch.float64)
     assert found.output.backend == "strips"
     assert_close(found, run(case, "reference", torch.float64), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_name)
+def test_c_equals_the_reference(case):
+    found = run(case, "c", torch.float32)
+    assert found.output.backend == "c"
+    assert_close(found, run(case, "reference", torch.float32, exact=True), rtol=2e-5, atol=2e-5)
