@@ -34,18 +34,19 @@ _FRONT = {
     "benchmarks",
     "caches.py",
     "cli.py",
+    "cli_models.py",
     "cli_options.py",
     "cli_tools.py",
     "doctor.py",
     "errors.py",
+    "figures.py",
     "files.py",
-    "plotting",
-    "plotting.py",
+    "observation_page.py",
     "terminal.py",
     "workflows.py",
 }
 # what of a study's folder only says how much to compute, or judges and draws what was
-_AROUND_STUDY = {"config.py", "claims.py", "figures.py"}
+_AROUND_STUDY = {"config.py", "claims.py", "measures.py", "figures.py"}
 _SOURCE_SUFFIXES = {".py", ".c", ".h", ".cpp", ".cu"}
 
 
@@ -103,7 +104,7 @@ def toolkit_hash() -> str:
 
 def source_hash(study_folder: Path) -> str:
     """sha256 over the source that a unit runs through: the toolkit's, and the study's own, which is
-    every source file of its folder but config.py, claims.py and figures.py."""
+    every source file of its folder but config.py, claims.py, measures.py and figures.py."""
     digest = hashlib.sha256(toolkit_hash().encode())
     _add_tree(digest, "study", study_folder.resolve(), leave_out=_AROUND_STUDY)
     return digest.hexdigest()

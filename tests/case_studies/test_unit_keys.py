@@ -1,10 +1,12 @@
 """Keys tell units apart by all that their numbers depend on; result hashes tell results apart."""
 
 import hashlib
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import interp
 from interp.case_studies import keys
 from interp.case_studies.study import StudyError, Unit, UnitResult
 
@@ -113,7 +115,7 @@ def test_the_source_that_counts_is_the_studys_own_but_not_what_surrounds_it(tmp_
         (tmp_path / f"{name}.py").write_text("1")
     (tmp_path / "README.md").write_text("1")
     before = keys.source_hash(tmp_path)
-    for name in ("config.py", "claims.py", "figures.py", "README.md"):
+    for name in ("config.py", "claims.py", "measures.py", "figures.py", "README.md"):
         (tmp_path / name).write_text("2")
     assert keys.source_hash(tmp_path) == before
     (tmp_path / "part.py").write_text("1")
@@ -138,3 +140,8 @@ def test_versions_name_what_computes_and_what_is_missing(monkeypatch):
     assert found["numpy"] == np.__version__
     assert found["surely-not-installed"] == "not installed"
     assert found["python"].startswith("3.")
+
+
+def test_everything_that_is_left_out_of_the_toolkit_exists():
+    house = Path(interp.__file__).parent
+    assert {name for name in keys._FRONT if not (house / name).exists()} == set()
