@@ -114,6 +114,7 @@ def train(
     losses: list[Tensor] = []
 
     with _training(model, config.frozen) as parameters:
+        # fused: on the small Dyck models a third of the time that foreach takes, on a CPU as well
         optimizer = torch.optim.AdamW(
             parameters, lr=config.learning_rate, weight_decay=config.weight_decay, fused=True
         )
