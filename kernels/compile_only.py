@@ -44,6 +44,17 @@ class Usage:
     shared_bytes: int
     has_wgmma: bool
 
+    def excesses(self, capability: int) -> list[str]:
+        """What does not keep within a multiprocessor of this generation; empty if all does."""
+        found = []
+        if self.spilled_bytes or self.stack_bytes:
+            found.append(f"{self.spilled_bytes} bytes spilled, stack of {self.stack_bytes}")
+        if self.shared_bytes > SHARED_LIMITS[capability]:
+            found.append(f"{self.shared_bytes} bytes of shared memory")
+        if capability == 90 and not self.has_wgmma:
+            found.append("no wgmma instruction")
+        return found
+
 
 def compile_call(call: Call, capability: int) -> Usage:
     """Compile a launch for compute capability 80 or 90 (8.0, 9.0)."""

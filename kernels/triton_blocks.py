@@ -35,12 +35,12 @@ Table = dict[KernelName, dict[int, tuple[Block, Block, Block]]]
 HALF: Table = {
     "forward": {
         64: (Block(128, 64, 8, 3), Block(128, 64, 8, 3), Block(128, 32, 8, 2)),
-        128: (Block(128, 64, 8, 2), Block(128, 64, 8, 2), Block(128, 32, 8, 2)),
+        128: (Block(128, 64, 8, 2), Block(128, 32, 8, 2), Block(64, 32, 8, 2)),
         256: (Block(64, 32, 8, 2), Block(64, 32, 8, 2), Block(64, 32, 8, 2)),
     },
     "columns": {
-        64: (Block(64, 64, 4, 3), Block(64, 64, 4, 3), Block(64, 64, 4, 3)),
-        128: (Block(64, 64, 4, 2), Block(64, 64, 4, 2), Block(64, 64, 4, 2)),
+        64: (Block(64, 64, 4, 3), Block(64, 64, 4, 3), Block(32, 64, 4, 2)),
+        128: (Block(64, 64, 4, 2), Block(64, 64, 4, 2), Block(32, 64, 4, 2)),
         256: (Block(32, 64, 4, 2), Block(32, 64, 4, 2), Block(32, 64, 4, 2)),
     },
     "constant": {
@@ -50,7 +50,7 @@ HALF: Table = {
     },
     "dkv": {
         64: (Block(64, 64, 4, 2), Block(32, 64, 4, 2), Block(16, 64, 4, 2)),
-        128: (Block(64, 64, 8, 2), Block(32, 64, 8, 2), Block(16, 64, 8, 2)),
+        128: (Block(64, 64, 8, 2), Block(32, 64, 8, 2), Block(16, 64, 8, 1)),
         256: (Block(32, 64, 8, 1), Block(16, 64, 8, 1), Block(16, 64, 8, 1)),
     },
     "dq": {

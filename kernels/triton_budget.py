@@ -5,6 +5,7 @@ the code that makes the real ones, on tensors without memory.
 """
 
 import itertools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from interp.kernels import triton_arguments as arguments
 from interp.kernels import triton_calls as calls
+from interp.kernels.compile_only import Usage, compile_call
 from interp.kernels.options import AttentionOptions
 from interp.kernels.triton_blocks import KernelName
 from interp.kernels.triton_launch import Call, problem
@@ -49,6 +51,8 @@ def all_rows() -> list[Row]:
     ):
         if kernel == "dbias" and profile != "everything":
             continue  # there is no bias in the others
+        if kernel == "constant" and profile in ("plain", "model"):
+            continue  # without a gradient of the received mass it multiplies nothing
         rows.append(Row(kernel, width, width, dtype, profile))
     rows.append(Row("forward", 72, 72, torch.bfloat16, "everything", length=1001))
     rows.append(Row("dkv", 72, 72, torch.bfloat16, "everything", length=1001))
@@ -171,3 +175,35 @@ def call_for(row: Row) -> Call:
     chosen = tensor(64, dtype=torch.int64)
     pattern = tensor(o.batch, 64, 64, row.length)
     return calls.rows_call(p, q, k, o.slot, chosen, chosen, pattern)
+
+
+def survey(
+    rows: Iterable[Row] | None = None, *, capabilities: Iterable[int] = (80, 90)
+) -> Iterator[tuple[Row, int, Usage]]:
+    """Compile rows (all, unless given) for each capability, one by one as they are asked for.
+
+    The whole table takes about an hour of one core.
+    """
+    for row in all_rows() if rows is None else rows:
+        call = call_for(row)
+        for capability in capabilities:
+            yield row, capability, compile_call(call, capability)
+
+
+def main() -> None:
+    """Print the whole table; exit with an error if any row exceeds its limits."""
+    n_failed = 0
+    for row, capability, usage in survey():
+        excesses = ", ".join(usage.excesses(capability))
+        n_failed += bool(excesses)
+        print(
+            f"{row!s:44} sm_{capability} {usage.registers:4} registers "
+            f"{usage.shared_bytes:7} bytes shared  {excesses or 'ok'}",
+            flush=True,
+        )
+    if n_failed:
+        raise SystemExit(f"{n_failed} rows exceed their limits")
+
+
+if __name__ == "__main__":
+    main()

@@ -125,8 +125,9 @@ def score_tile(
         s = s + bias.to(s.dtype) * LOG2E
     if scores.temperature is not None:
         factor = tl.load(scores.temperature + head).to(s.dtype)
+        is_open = s > float("-inf")
         # 0 * -inf is no number; a key that the bias excludes stays excluded
-        s = s * factor if scores.bias is None else tl.where(s == float("-inf"), s, s * factor)
+        s = tl.where(is_open, tl.where(is_open, s, 0.0) * factor, s)
         slope = slope * factor
     if scores.random_heads is not None:
         is_random = tl.load(scores.random_heads + head) != 0
