@@ -101,9 +101,9 @@ class AttentionObserver:
         self._observation = observation
 
     def make_mask(self, **asked: Any) -> LazyMask:
-        """transformers' mask interface: what was asked for, told to the forward pass that asks."""
+        """transformers' mask interface: what was asked for, also told to the pass that asks."""
         mask = lazy_mask(**asked)
-        self._tracker.current().requests.append(mask.request)
+        self._tracker.note_mask(mask.request)
         return mask
 
     def attend(

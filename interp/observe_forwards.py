@@ -16,7 +16,12 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedModel
 
-from interp.observe_masks import LazyMask, MaskRequest, check_some_token_is_real
+from interp.observe_masks import (
+    LazyMask,
+    MaskRequest,
+    check_some_key_is_seen,
+    check_some_token_is_real,
+)
 from interp.observe_placement import Frame, Placement, place_call, position_limit
 from interp.observe_sites import AttentionSite, model_name, pretrained_models
 
@@ -89,6 +94,11 @@ class ForwardTracker:
             )
         return self._pass
 
+    def note_mask(self, request: MaskRequest) -> None:
+        """Remember what a mask was asked to be; generation may ask before the pass begins."""
+        if self._pass is not None:
+            self._pass.requests.append(request)
+
     def text_mask(self, n_queries: int) -> Tensor | None:
         """The innermost 2-D mask that is at least as long as the queries."""
         for _, mask in reversed(self._open):
@@ -141,8 +151,9 @@ class ForwardTracker:
         ):
             raise ValueError(
                 f"{self._name} checkpoints its gradients: layers run again in the backward pass, "
-                "where they would be counted twice or no longer edited. Call "
-                "model.gradient_checkpointing_disable() first, or observe under torch.no_grad()"
+                "where they would be counted twice or no longer edited. Switch that off first "
+                "(activation_checkpointing_disable(), in older transformers "
+                "gradient_checkpointing_disable()), or observe under torch.no_grad()"
             )
         cache = _find_cache(kwargs)
         is_continued = cache is not None and self._cache is not None and self._cache() is cache
@@ -162,8 +173,8 @@ class ForwardTracker:
             self._open.pop()
         if not self._open:
             self._pass = None
-            returned = getattr(output, "past_key_values", None) or getattr(output, "cache", None)
-            if isinstance(returned, Cache):
+            returned = _find_cache(output) if isinstance(output, Mapping) else None
+            if returned is not None:
                 self._cache = weakref.ref(returned)
 
     def _check_length(self, module: PreTrainedModel, length: int) -> None:
@@ -187,6 +198,8 @@ class ForwardTracker:
             is_same = known is mask and stack == site.stack and seen_keys == n_keys
             if is_same and placement.queries.shape == (query.shape[0], query.shape[2]):
                 return placement
+        if isinstance(mask, Tensor) and not isinstance(mask, LazyMask):
+            check_some_key_is_seen(mask)
         first_sample, is_continued = self._count(site.stack, query.shape[0], running)
         placement = place_call(
             self._frame(site, mask, query, n_keys),
@@ -234,8 +247,9 @@ def _input_ids(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
     return inputs if is_tokens else None
 
 
-def _find_cache(kwargs: Mapping[str, Any]) -> Cache | None:
-    for name in ("past_key_values", "cache"):
-        if isinstance(kwargs.get(name), Cache):
-            return kwargs[name]
+def _find_cache(named: Mapping[str, Any]) -> Cache | None:
+    """The cache among a model's arguments or outputs, by its name now and before."""
+    for name in ("cache", "past_key_values"):
+        if name in named and isinstance(named[name], Cache):
+            return named[name]
     return None

@@ -250,6 +250,18 @@ def check_some_token_is_real(text_mask: Tensor, name: str = "attention_mask") ->
         )
 
 
+def check_some_key_is_seen(mask: Tensor) -> None:
+    """Raises ValueError for a 4-D mask by which some text attends to nothing at all."""
+    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    hidden = ~seen.flatten(1).any(1)
+    if bool(hidden.any()):
+        samples = hidden.nonzero().flatten().tolist()
+        raise ValueError(
+            "attention_mask: hides every key from every query of sample "
+            f"{samples[0] if len(samples) == 1 else samples}; expected some pair in each text"
+        )
+
+
 class LazyMask(Tensor):
     """A [batch, 1, query_pos, key_pos] mask without storage: see the module's first lines."""
 

@@ -69,19 +69,19 @@ class ObservationRequest:
 
 def read_request(
     *,
-    statistics: Sequence[str],
-    layers: Sequence[int] | None,
-    heads: Heads | None,
-    stacks: Sequence[str] | None,
-    key_sets: Mapping[str, KeySet] | None,
-    edit: Edit | Mapping[int, Edit] | None,
-    reduce: str,
-    patterns: Patterns | None,
+    statistics: Any,
+    layers: Any,
+    heads: Any,
+    stacks: Any,
+    key_sets: Any,
+    edit: Any,
+    reduce: Any,
+    patterns: Any,
     from_query: int,
     extrapolate: bool,
     backend: str,
 ) -> ObservationRequest:
-    """Check each argument by itself."""
+    """Check each argument of `interp.observe` by itself."""
     if isinstance(statistics, str):
         raise TypeError(f"statistics: got the string {statistics!r}, expected names in a tuple")
     unknown = [name for name in statistics if name not in STATISTICS]
@@ -111,7 +111,13 @@ def read_request(
     chosen = patterns if isinstance(patterns, Mapping) else dict.fromkeys(patterns or ())
     for pair in chosen:
         if not (isinstance(pair, tuple) and len(pair) == 2):
-            raise ValueError(f"patterns: got {pair!r}, expected (layer, head) pairs")
+            raise TypeError(f"patterns: got {pair!r}, expected (layer, head) pairs")
+    for each in edit.values() if isinstance(edit, Mapping) else [] if edit is None else [edit]:
+        if not isinstance(each, Edit):
+            raise TypeError(
+                f"edit: got {type(each).__name__}, expected an interp.kernels.edits.Edit or a "
+                "mapping from layers to them"
+            )
     return ObservationRequest(
         statistics=tuple(dict.fromkeys(statistics)),
         layers=None if layers is None else tuple(layers),
@@ -125,7 +131,7 @@ def read_request(
         stacks=None if stacks is None else tuple(stacks),
         key_sets=sets,
         edits=edit,
-        reduce=reduce,  # type: ignore[arg-type]
+        reduce=reduce,
         patterns={pair: None if rows is None else tuple(rows) for pair, rows in chosen.items()},
         from_query=from_query,
         extrapolate=extrapolate,
@@ -133,7 +139,7 @@ def read_request(
     )
 
 
-def _check_key_set(name: str, keys: KeySet) -> None:
+def _check_key_set(name: str, keys: Any) -> None:
     if callable(keys):
         return
     if isinstance(keys, str) or not isinstance(keys, Sequence) or not keys:
@@ -231,11 +237,6 @@ def _check_edits(
             edit = request.edit_of(stack, layer)
             if edit is None:
                 continue
-            if not isinstance(edit, Edit):
-                raise TypeError(
-                    f"edit: got {type(edit).__name__}, expected an interp.kernels.edits.Edit or a "
-                    "mapping from layers to them"
-                )
             touched = edited_heads(edit)
             _check_heads("edit", touched or (), site)
             among = request.heads_of(layer)
