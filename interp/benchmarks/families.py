@@ -6,6 +6,7 @@ disk at once, so that a walk that is stopped goes on where it was. Run as a modu
 such a worker: model types come in on standard input, one JSON line goes out for each.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -23,7 +24,8 @@ from interp.benchmarks.measure import BenchResult, check_arguments, describe_env
 from interp.files import write_atomically
 from interp.model_cache import cache_folder
 
-SECONDS_PER_FAMILY = 180
+SECONDS_PER_FAMILY = 300
+SECONDS_TO_END = 20
 STATUSES = ("served", "refused", "cannot be built", "cannot run", "timed out", "wrong", "silent")
 _COLUMNS = [
     "architecture",
@@ -95,6 +97,8 @@ def walk(names: Sequence[str], folder: Path, *, processes: int) -> list[dict[str
         if report is None:
             todo.put(name)
 
+    errors: list[BaseException] = []
+
     def work() -> None:
         worker = _Worker()
         try:
@@ -102,14 +106,24 @@ def walk(names: Sequence[str], folder: Path, *, processes: int) -> list[dict[str
                 report = {**worker.ask(name), "key": key}
                 write_atomically(folder / f"{name}.json", json.dumps(report, indent=1) + "\n")
                 found[name] = report
+        except BaseException as error:
+            errors.append(error)
         finally:
             worker.stop()
 
     pool = [threading.Thread(target=work) for _ in range(min(processes, todo.qsize()))]
     for thread in pool:
         thread.start()
-    for thread in pool:
-        thread.join()
+    try:
+        for thread in pool:
+            thread.join()
+    finally:  # interrupted: leave the rest undone, and no process behind
+        for _ in _drain(todo):
+            pass
+        for thread in pool:
+            thread.join()
+    if errors:
+        raise errors[0]
     return [report for report in found.values() if report is not None]
 
 
@@ -150,10 +164,19 @@ class _Worker:
         return {"architecture": name, "class": "", "status": status, "why": why}
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        """Let the process end by itself, which it does when nothing more comes; else end it."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
+        try:
+            process.wait(timeout=SECONDS_TO_END)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _start_worker() -> subprocess.Popen[str]:
