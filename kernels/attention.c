@@ -82,6 +82,7 @@ typedef struct {
   rows_t q, k, v;
   scores_t mask_allowed, mask_added, bias;  /* uint8, float, float */
   scores_t slot, key_sets;                  /* float [b, h, i]; float [b, s, j] (head is the set) */
+  const int32_t *set_ranges;                /* [b, s, 2]: keys outside which a set is empty */
   const int32_t *prefix;                    /* [b] */
   const uint8_t *key_mask;                  /* [b, j] */
   const int32_t *query_documents, *key_documents; /* [b, i], [b, j] */
@@ -543,10 +544,15 @@ INLINE float dot(const float *a, const float *b, int64_t n) {
   return sum_of(sum);
 }
 
-static float masses_of(const float *p, const float *set, int64_t n_here, int64_t n) {
-  if (n_here == n) return dot(p, set, n);
-  float sum = 0; /* the set ends with the sequence, the tile does not */
-  for (int64_t j = 0; j < n_here; j++) sum += p[j] * set[j];
+/* Weights p of keys [from, to) that fall on a key set. */
+static float mass_of(const call_t *c, int64_t b, int64_t set, const float *p, int64_t from,
+                     int64_t to) {
+  const int32_t *range = c->set_ranges + 2 * (b * c->n_sets + set);
+  const float *member = (float *)c->key_sets.data + b * c->key_sets.batch + set * c->key_sets.head;
+  int64_t first = most(from, range[0]), last = least(to, range[1]);
+  int64_t whole = first + most(0, last - first) / LANES * LANES;
+  float sum = first < whole ? dot(p + (first - from), member + first, whole - first) : 0.0f;
+  for (int64_t j = whole; j < last; j++) sum += p[j - from] * member[j];
   return sum;
 }
 
@@ -589,14 +595,11 @@ static void forward_row(const work_t *w, const row_t *r, float *s, int64_t from,
   } else {
     exponentiate(s, n, state, 0);
   }
-  int64_t n_here = least(to, c->n_keys) - from;
   if (c->is_cut_after) {
+    int64_t n_here = least(to, c->n_keys) - from;
     for (int64_t j = 0; j < n_here; j++) s[j] = is_cut(c, r, from + j) ? 0.0f : s[j];
   }
-  for (int64_t x = 0; x < c->n_sets; x++) {
-    const float *set = (float *)c->key_sets.data + r->b * c->key_sets.batch + x * c->key_sets.head;
-    masses[x] += masses_of(s, set + from, n_here, n);
-  }
+  for (int64_t x = 0; x < c->n_sets; x++) masses[x] += mass_of(c, r->b, x, s, from, to);
 }
 
 static void store_row(const work_t *w, const row_t *r, const state_t *state, const float *out,
@@ -874,10 +877,14 @@ static void add_to_weights_gradient(const call_t *c, const row_t *r, float *d_we
   if (c->d_mass) {
     int64_t row = (r->b * c->n_heads + r->h) * c->n_queries + r->i;
     for (int64_t x = 0; x < c->n_sets; x++) {
+      const int32_t *range = c->set_ranges + 2 * (r->b * c->n_sets + x);
       float factor = c->d_mass[row * c->n_sets + x];
-      const float *set =
-          (float *)c->key_sets.data + r->b * c->key_sets.batch + x * c->key_sets.head + from;
-      for (int64_t j = 0; j < n; j++) d_weights[j] += factor * set[j];
+      const float *set = (float *)c->key_sets.data + r->b * c->key_sets.batch +
+                         x * c->key_sets.head;
+      int64_t last = least(to, range[1]);
+      for (int64_t j = most(from, range[0]); j < last; j++) {
+        d_weights[j - from] += factor * set[j];
+      }
     }
   }
   if (c->is_cut_after) {

@@ -5,6 +5,7 @@ hands q, k, v and that description to a backend, and finishes what is the same f
 the value of a key-value bias, given patterns, the gate, given outputs.
 """
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -18,6 +19,12 @@ from interp.kernels.options import AttentionOptions, statistics_dtype
 from interp.kernels.resolve_edits import Overrides
 from interp.kernels.scores import Selection
 from interp.kernels.variants import Variant
+
+_NOT_COMPILED = (
+    "attention() chooses its backend in Python and runs outside compiled graphs: compile with "
+    "fullgraph=False, or compile what comes before and after it"
+)
+_uncompiled: list[Callable[..., "AttentionOutput"]] = []
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -181,6 +188,65 @@ def attention(
     Raises ValueError or TypeError, naming the argument, for anything that does not fit together.
     Under autocast q, k and v are cast as torch's own attention casts them.
     """
+    if torch.compiler.is_dynamo_compiling():
+        torch._dynamo.graph_break(msg=_NOT_COMPILED)
+    # not even imported, let alone asked to step aside, in a process that compiles nothing
+    run = _outside_graphs() if "torch._dynamo" in sys.modules else _attention
+    return run(
+        q,
+        k,
+        v,
+        causal=causal,
+        window=window,
+        prefix=prefix,
+        key_mask=key_mask,
+        scale=scale,
+        softcap=softcap,
+        alibi=alibi,
+        bias=bias,
+        sink=sink,
+        gate=gate,
+        documents=documents,
+        mask=mask,
+        variant=variant,
+        statistics=statistics,
+        key_sets=key_sets,
+        edit=edit,
+        backend=backend,
+    )
+
+
+def _outside_graphs() -> Callable[..., AttentionOutput]:
+    """`_attention`, which torch.compile runs as it is, with everything it calls."""
+    if not _uncompiled:
+        _uncompiled.append(torch.compiler.disable(_attention, reason=_NOT_COMPILED))
+    return _uncompiled[0]
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    causal: bool,
+    window: int | tuple[int, int] | None,
+    prefix: int | Tensor,
+    key_mask: Tensor | None,
+    scale: float | None,
+    softcap: float | None,
+    alibi: Tensor | None,
+    bias: Tensor | None,
+    sink: Tensor | None,
+    gate: Tensor | None,
+    documents: Tensor | tuple[Tensor, Tensor] | None,
+    mask: Tensor | None,
+    variant: str | Variant,
+    statistics: Sequence[str],
+    key_sets: Mapping[str, Sequence[int] | Tensor] | None,
+    edit: Edit | None,
+    backend: str,
+) -> AttentionOutput:
+    """What `attention` does, arguments as there."""
     q, k, v = _autocast(q, k, v)
     options = resolve.resolve_operands(q, k, v)
     options = resolve.resolve_masks(
@@ -225,7 +291,7 @@ def attention(
 
     def rows(heads: Tensor, positions: Tensor) -> Tensor:
         with torch.autocast(q.device.type, enabled=False):
-            return _pattern(q, k, options, overrides, heads, positions)
+            return _pattern(name, q, k, options, overrides, heads, positions)
 
     return AttentionOutput(
         out=out,
@@ -283,6 +349,7 @@ def _attend(
 
 
 def _pattern(
+    name: str,
     q: Tensor,
     k: Tensor,
     options: AttentionOptions,
@@ -291,9 +358,13 @@ def _pattern(
     rows: Tensor,
 ) -> Tensor:
     """Weights of some rows by the definition, with the edit's patterns in place."""
-    dtype = statistics_dtype(q.dtype)
-    selection = Selection(heads, rows, 0, options.key_pos)
-    weights = reference.row_weights(q.to(dtype), k.to(dtype), options, selection).weights
+    sources = [x for x in (q, k, options.bias, options.slot) if x is not None]
+    if name == "triton" and not (torch.is_grad_enabled() and any(x.requires_grad for x in sources)):
+        weights = backends.load(name).pattern(q, k, options, heads, rows)
+    else:
+        dtype = statistics_dtype(q.dtype)
+        selection = Selection(heads, rows, 0, options.key_pos)
+        weights = reference.row_weights(q.to(dtype), k.to(dtype), options, selection).weights
     given = [
         overrides.patterns[head].index_select(1, rows) if head in overrides.patterns else own
         for head, own in zip(heads.tolist(), weights.unbind(1), strict=True)
