@@ -14,7 +14,6 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from interp.kernels.attention import attention
-from interp.models.biases import add_bias
 from interp.models.config import TransformerConfig
 from interp.models.eager_attention import (
     first_keys,
@@ -23,6 +22,7 @@ from interp.models.eager_attention import (
     softmax_rows,
 )
 from interp.models.hook_point import ObservedModule, Point, ReadOut
+from interp.models.parameters import add_bias, empty_output, empty_projection
 from interp.models.positions import Rotary
 
 # What a layer can be asked about its pattern without building it, and under which name the kernel
@@ -76,11 +76,11 @@ class Attention(ObservedModule):
         self.is_causal = config.attention_dir == "causal"
         self.has_biases = config.attention_biases
         self.has_output_projection = config.output_projection
-        self.W_Q = nn.Parameter(_projection(n_heads, d_model, d_head))
-        self.W_K = nn.Parameter(_projection(self.kv_heads, d_model, d_head))
-        self.W_V = nn.Parameter(_projection(self.kv_heads, d_model, d_head))
+        self.W_Q = nn.Parameter(empty_projection(n_heads, d_model, d_head))
+        self.W_K = nn.Parameter(empty_projection(self.kv_heads, d_model, d_head))
+        self.W_V = nn.Parameter(empty_projection(self.kv_heads, d_model, d_head))
         if self.has_output_projection:
-            self.W_O = nn.Parameter(torch.empty(n_heads, d_head, d_model))
+            self.W_O = nn.Parameter(empty_output(n_heads, d_head, d_model))
         else:
             identity = torch.eye(d_model).view(n_heads, d_head, d_model)
             self.register_buffer("W_O", identity, persistent=False)
@@ -142,9 +142,9 @@ class Attention(ObservedModule):
         weight: Float[Tensor, "head d_model d_head"],
         bias: Float[Tensor, "head d_head"],
     ) -> Float[Tensor, "batch pos head d_head"]:
-        flat = weight.transpose(0, 1).flatten(1)  # a view: see _projection
-        projected = F.linear(x, flat.t(), bias.flatten() if self.has_biases else None)
-        return projected.unflatten(-1, (weight.shape[0], self.d_head))
+        rows = weight.transpose(1, 2).flatten(0, 1)  # a view, as it lies in memory
+        projected = F.linear(x, rows, bias.flatten() if self.has_biases else None)
+        return projected.view(*x.shape[:2], *bias.shape)
 
     def _attend(
         self,
@@ -154,6 +154,9 @@ class Attention(ObservedModule):
         key_mask: Bool[Tensor, "batch key_pos"] | None,
     ) -> Float[Tensor, "batch pos head_index d_head"]:
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        if not self.is_watched:
+            z, _ = _fused(q, k, v, key_mask, (), scale=self.scale, is_causal=self.is_causal)
+            return z.transpose(1, 2)
         wanted = [name for name, point in self.read_outs if point.is_wanted]
         if self.hook_pattern.is_wanted or self.hook_attn_scores.is_wanted:
             z, found = self._eager(q, k, v, key_mask, wanted)
@@ -183,14 +186,6 @@ class Attention(ObservedModule):
         pattern = self.hook_pattern(softmax_rows(scores, may_be_dead=may_be_dead))
         found = pattern_statistics(scores, pattern, statistics, first_keys(key_mask, k))
         return pattern @ _repeat_heads(v, self.n_heads), found
-
-
-def _projection(n_heads: int, d_model: int, d_head: int) -> Float[Tensor, "head d_model d_head"]:
-    """Storage for a projection: read by head, but lying in memory as [d_model, head * d_head].
-
-    So all heads are projected by one matrix product without copying the weights.
-    """
-    return torch.empty(d_model, n_heads, d_head).transpose(0, 1)
 
 
 def _fused(

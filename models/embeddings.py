@@ -5,8 +5,6 @@ follows from the brackets before it, so that the same bracket at two depths is t
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -39,8 +37,10 @@ class Embed(nn.Module):
         tokens: Int[Tensor, "batch pos"],
         attention_mask: Bool[Tensor, "batch pos"] | None = None,
     ) -> Float[Tensor, "batch pos d_model"]:
-        with _naming_unknown_tokens(tokens, len(self.W_E)):
+        try:
             return F.embedding(tokens, self.W_E)
+        except IndexError:
+            raise _unknown_token(tokens, len(self.W_E)) from None
 
 
 class DyckEmbed(nn.Module):
@@ -94,12 +94,15 @@ class DyckEmbed(nn.Module):
 
         Raises ValueError, naming sequence and position, where the depth leaves 0..max_depth.
         """
-        with _naming_unknown_tokens(tokens, len(self.step)):
+        try:
             step = self.step.index_select(0, tokens.flatten()).view_as(tokens)
+        except IndexError:
+            raise _unknown_token(tokens, len(self.step)) from None
         if attention_mask is not None:
             step = step * attention_mask
         depth = step.cumsum(-1)
-        if bool(((depth < 0) | (depth > self.max_depth)).any()):
+        lowest, highest = depth.aminmax()
+        if int(lowest) < 0 or int(highest) > self.max_depth:
             self._refuse(depth)
         return self.first_row[tokens] + depth
 
@@ -120,15 +123,11 @@ class DyckEmbed(nn.Module):
         )
 
 
-@contextmanager
-def _naming_unknown_tokens(tokens: Tensor, d_vocab: int) -> Iterator[None]:
-    try:
-        yield
-    except IndexError:
-        unknown = tokens[(tokens < 0) | (tokens >= d_vocab)]
-        raise ValueError(
-            f"tokens: got {int(unknown[0])}, expected 0..{d_vocab - 1} (d_vocab={d_vocab})"
-        ) from None
+def _unknown_token(tokens: Tensor, d_vocab: int) -> ValueError:
+    unknown = tokens[(tokens < 0) | (tokens >= d_vocab)]
+    return ValueError(
+        f"tokens: got {int(unknown[0])}, expected 0..{d_vocab - 1} (d_vocab={d_vocab})"
+    )
 
 
 def _depth_table(config: TransformerConfig) -> Float[Tensor, "row d_model"]:

@@ -8,6 +8,7 @@ never computed.
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -32,6 +33,11 @@ class ObservedModule(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.n_listeners = 0
+
+    @property
+    def is_watched(self) -> bool:
+        """True while a hook, `materialize` or a tracer, which replaces `forward`, may look."""
+        return self.n_listeners > 0 or "forward" in self.__dict__
 
     @property
     def must_leave_graph(self) -> bool:
@@ -71,8 +77,13 @@ class Point(HookPoint):
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not (self._forward_hooks or self._backward_hooks or self._forward_pre_hooks):
-            return self.forward(x)
+        if not (
+            self._forward_hooks
+            or self._backward_hooks
+            or self._forward_pre_hooks
+            or self._backward_pre_hooks
+        ):
+            return self.forward(x)  # what nn.Module would do, sooner
         if self._backward_hooks and torch.is_grad_enabled() and not x.requires_grad:
             x = x.detach().requires_grad_()  # frozen weights before it: its gradient still arrives
         return super().__call__(x)
@@ -112,6 +123,8 @@ class Point(HookPoint):
         handle.user_hook = hook
         return handle
 
+    # Hooks may come the plain torch way too; whichever way, the modules around know of them.
+
     def register_forward_hook(
         self,
         hook: Callable[..., Any],
@@ -120,17 +133,31 @@ class Point(HookPoint):
         with_kwargs: bool = False,
         always_call: bool = False,
     ) -> "CountedHandle":
-        """As nn.Module's, counted by the modules around this point."""
+        """As nn.Module's, counted."""
         handle = super().register_forward_hook(
             hook, prepend=prepend, with_kwargs=with_kwargs, always_call=always_call
         )
         return CountedHandle(handle, self.observers)
 
+    def register_forward_pre_hook(
+        self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False
+    ) -> "CountedHandle":
+        """As nn.Module's, counted."""
+        handle = super().register_forward_pre_hook(hook, prepend=prepend, with_kwargs=with_kwargs)
+        return CountedHandle(handle, self.observers)
+
     def register_full_backward_hook(
         self, hook: Callable[..., Any], prepend: bool = False
     ) -> "CountedHandle":
-        """As nn.Module's, counted by the modules around this point."""
+        """As nn.Module's, counted."""
         handle = super().register_full_backward_hook(hook, prepend=prepend)
+        return CountedHandle(handle, self.observers)
+
+    def register_full_backward_pre_hook(
+        self, hook: Callable[..., Any], prepend: bool = False
+    ) -> "CountedHandle":
+        """As nn.Module's, counted."""
+        handle = super().register_full_backward_pre_hook(hook, prepend=prepend)
         return CountedHandle(handle, self.observers)
 
 
@@ -190,8 +217,9 @@ class _GuardedHook:
             )
         return self.hook(tensor, hook=hook)
 
-    def __repr__(self) -> str:
-        return repr(self.hook)
+    def __repr__(self) -> str:  # the name of the hook in torch; a partial may hold whole caches
+        inner = self.hook.func if isinstance(self.hook, partial) else self.hook
+        return repr(inner)
 
 
 def _is_inside_checkpoint() -> bool:

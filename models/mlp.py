@@ -3,14 +3,13 @@
 from collections.abc import Callable
 from functools import partial
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from interp.models.biases import add_bias
 from interp.models.config import TransformerConfig
 from interp.models.hook_point import ObservedModule, Point
+from interp.models.parameters import add_bias, empty_weight
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_new": partial(F.gelu, approximate="tanh"),
@@ -38,10 +37,10 @@ class MLP(ObservedModule):
         self.act_fn = _ACTIVATIONS[config.act_fn]
         self.gated = config.gated_mlp
         self.has_biases = config.mlp_biases
-        self.W_in = nn.Parameter(torch.empty(d_model, d_mlp))
+        self.W_in = nn.Parameter(empty_weight(d_model, d_mlp))
         if self.gated:
-            self.W_gate = nn.Parameter(torch.empty(d_model, d_mlp))
-        self.W_out = nn.Parameter(torch.empty(d_mlp, d_model))
+            self.W_gate = nn.Parameter(empty_weight(d_model, d_mlp))
+        self.W_out = nn.Parameter(empty_weight(d_mlp, d_model))
         for name, size in (("b_in", d_mlp), ("b_gate", d_mlp), ("b_out", d_model)):
             if name == "b_gate" and not self.gated:
                 continue

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -18,11 +17,12 @@ from interp.models.hook_table import PointRow, build_point_table
 from interp.models.hooked_model import HookedModel, NamesFilter
 from interp.models.normalization import Norm
 from interp.models.positions import PosEmbed, positions_from_mask
-from interp.models.unembed import ReturnType, Unembed, next_token_loss
+from interp.models.token_ids import TokenIds
+from interp.models.unembed import RETURN_TYPES, ReturnType, Unembed, next_token_loss
 from interp.models.weights import WeightAccess
 
 
-class Transformer(WeightAccess, HookedModel):
+class Transformer(WeightAccess, TokenIds, HookedModel):
     """The transformer that a `TransformerConfig` describes, hookable by TransformerLens' names.
 
     ``model.cfg`` is the config; it follows the model when that moves to another dtype or device.
@@ -156,10 +156,11 @@ class Transformer(WeightAccess, HookedModel):
     def _check_input(
         self, tokens: Tensor, attention_mask: Tensor | None, return_type: ReturnType
     ) -> None:
-        if tokens.ndim != 2 or tokens.is_floating_point() or tokens.dtype == torch.bool:
+        is_integer = not tokens.is_floating_point() and tokens.dtype != torch.bool
+        if tokens.ndim != 2 or tokens.numel() == 0 or not is_integer:
             raise ValueError(
                 f"tokens: got {tokens.dtype} of shape {tuple(tokens.shape)}, expected integers "
-                "[batch, pos]; add a batch axis to a single sequence"
+                "[batch, pos], neither of them 0; add a batch axis to a single sequence"
             )
         if tokens.shape[1] > self.cfg.n_ctx:
             raise ValueError(
@@ -171,7 +172,7 @@ class Transformer(WeightAccess, HookedModel):
                 f"attention_mask: got shape {tuple(attention_mask.shape)}, expected that of the "
                 f"tokens, {tuple(tokens.shape)}"
             )
-        if return_type not in get_args(ReturnType):
+        if return_type not in RETURN_TYPES:
             raise ValueError(f"return_type={return_type!r}: expected 'logits' or 'loss'")
         if return_type == "loss" and self.cfg.attention_dir != "causal":
             raise ValueError(

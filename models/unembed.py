@@ -2,15 +2,15 @@
 
 from typing import Literal
 
-import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
-from interp.models.biases import add_bias
 from interp.models.config import TransformerConfig
+from interp.models.parameters import add_bias, empty_weight
 
 ReturnType = Literal["logits", "loss"]
+RETURN_TYPES: tuple[ReturnType, ...] = ("logits", "loss")
 
 
 class Unembed(nn.Module):
@@ -26,7 +26,7 @@ class Unembed(nn.Module):
         # In a tuple, so that the embedding is not registered, and saved, a second time.
         self.tied_to: tuple[Any, ...] = (embed,) if config.tie_embeddings else ()
         if not self.tied_to:
-            self.W_U = nn.Parameter(torch.empty(config.d_model, config.d_vocab))
+            self.W_U = nn.Parameter(empty_weight(config.d_model, config.d_vocab))
         add_bias(self, "b_U", config.d_vocab, is_learned=config.unembed_bias)
         self.has_bias = config.unembed_bias
 

@@ -230,6 +230,37 @@ def test_hooks_are_counted_by_the_modules_around_them_however_they_come_and_go(m
     assert model.n_listeners == 0
 
 
+@pytest.mark.parametrize(
+    "register",
+    [
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ],
+)
+def test_a_plain_torch_hook_of_any_kind_materialises_its_point(model, tokens, register):
+    fired = []
+    point = model.hook_dict["blocks.1.attn.hook_pattern"]
+    handle = getattr(point, register)(lambda *arguments: fired.append(arguments) and None)
+    model(tokens, return_type="loss").backward()
+    assert len(fired) == 1
+    handle.remove()
+    model(tokens, return_type="loss").backward()
+    assert len(fired) == 1
+    assert model.n_listeners == 0
+
+
+def test_a_hook_that_holds_a_cache_is_not_printed_with_it(model, tokens):
+    _, cache = model.run_with_cache(tokens)
+    hook = partial(lambda value, hook, cache: None, cache=dict(cache.items()))
+    model.add_hook("blocks.0.attn.hook_z", hook)
+    (torch_hook,) = model.hook_dict["blocks.0.attn.hook_z"]._forward_hooks.values()
+    assert len(torch_hook.__name__) < 200
+    (handle,) = model.list_hooks()["blocks.0.attn.hook_z"]
+    assert handle.user_hook is hook
+
+
 def test_caching_hooks_that_are_added_stay_until_they_are_reset(model, tokens):
     cache = model.add_caching_hooks(["blocks.0.attn.hook_z"], incl_bwd=True)
     model(tokens, return_type="loss").backward()

@@ -322,9 +322,9 @@ def test_a_weight_without_meaning_says_why_it_is_absent(family, name, weight, re
 
 def test_all_heads_are_projected_without_copying_the_weights(family):
     weight = family["modern"].blocks[0].attn.W_Q
-    flat = weight.transpose(0, 1).flatten(1)
-    assert flat.data_ptr() == weight.data_ptr()
-    assert flat.is_contiguous()
+    rows = weight.transpose(1, 2).flatten(0, 1)
+    assert rows.data_ptr() == weight.data_ptr()
+    assert rows.is_contiguous()
 
 
 def test_accumulated_biases_are_what_the_layers_have_added(family):
@@ -413,6 +413,7 @@ def test_the_loss_counts_pairs_of_real_tokens_alone(family, tokens_for):
 BAD_INPUTS = [
     ({"tokens": torch.zeros(7).long()}, r"tokens: got torch.int64 of shape \(7,\), expected integ"),
     ({"tokens": torch.zeros(1, 7)}, r"tokens: got torch.float32 of shape \(1, 7\), expected"),
+    ({"tokens": torch.zeros(2, 0).long()}, r"tokens: .* \(2, 0\), expected .* neither of them 0"),
     ({"tokens": torch.zeros(1, 20).long()}, r"tokens: 20 positions exceed n_ctx=19"),
     ({"tokens": torch.tensor([[1, 13]])}, r"tokens: got 13, expected 0\.\.12 \(d_vocab=13\)"),
     ({"tokens": torch.tensor([[1, -1]])}, r"tokens: got -1, expected 0\.\.12"),
