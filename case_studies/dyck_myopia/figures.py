@@ -27,6 +27,7 @@ LABELS = {
 }
 GLYPHS = ("[]", "()", "{}", "<>")
 MAX_SHOWN = 4
+SMALLEST_SHOWN = 1e-6  # where a distance of 0 goes on a logarithmic axis
 
 
 def draw_attention(results: Results) -> Drawing:
@@ -110,10 +111,17 @@ def draw_positions(results: Results) -> Drawing:
             positions, rate = _rate_by_position(units, name)
             axis.plot(positions, rate, color=COLOURS[colour], label=label, linewidth=1.5)
     length = results.config.train_length
+    lowest = min((np.min(line.get_ydata()) for line in axis.lines), default=0.0)
     axis.axvline(length, color="black", linestyle=":", linewidth=1)
-    axis.text(length + 4, 0.02, "longest training string", fontsize=8)
-    axis.set(xlabel="position", ylabel="threshold accuracy", ylim=(0, 1.03))
-    axis.legend(frameon=False, fontsize=8, loc="lower right")
+    axis.set(xlabel="position", ylabel="threshold accuracy", ylim=(lowest - 0.12, 1.02))
+    axis.annotate(
+        "longest training string",
+        (length, lowest - 0.1),
+        (4, 0),
+        textcoords="offset points",
+        fontsize=8,
+    )
+    axis.legend(frameon=False, fontsize=8, loc="lower right", ncols=2)
     return figure
 
 
@@ -162,9 +170,15 @@ def draw_variation(results: Results) -> Drawing:
         spread = 0.0
         if len(patterns) > 2:
             spread = jackknife_interval(patterns, attention_variation).high - value
-        axis.barh(row, value, color=COLOURS[colour], xerr=spread or None, capsize=3)
+        error = [[min(spread, value)], [spread]]  # a distance is not below 0
+        axis.barh(row, value, color=COLOURS[colour], xerr=error if spread else None, capsize=3)
         axis.annotate(
-            f"{value:.2f}", (value + spread, row), (5, 0), textcoords="offset points", va="center"
+            f"{value:.2f}",
+            (value + spread, row),
+            (5, 0),
+            textcoords="offset points",
+            va="center",
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
         )
     baseline = random_attention_variation(len(_probe_symbols(results)))
     axis.axvline(baseline, color=COLOURS["random"], linestyle="--", linewidth=1.2)
@@ -179,8 +193,76 @@ def draw_variation(results: Results) -> Drawing:
     )
     axis.set_yticks(range(len(families)), [family[0] for family in families])
     axis.set_ylim(len(families) - 0.4, -1.1)
-    axis.margins(x=0.12)
+    axis.set_xlim(0, 1.12 * axis.get_xlim()[1])
     axis.set_xlabel("attention variation (mean squared distance between two models)")
+    return figure
+
+
+def draw_equivalence(results: Results) -> Drawing:
+    """Output distance after a head's pattern was replaced, beside distances that mean nothing."""
+    families = [
+        (family, results[f"equivalence/{family.lower()}"].arrays)
+        for family in ("E1", "E5", "E6")
+        if f"equivalence/{family.lower()}" in results
+    ]
+    rows = [
+        ("null/noise", "itself, 1% noise"),
+        ("null/pair", "another model"),
+        ("distance/donor", "another's pattern"),
+        ("distance/uniform", "uniform pattern"),
+        ("distance/shuffled", "shuffled rows"),
+        ("distance/simplex", "random simplex"),
+    ]
+    figure = Drawing(figsize=(6.6, 3.4), layout="constrained")
+    axis = figure.subplots()
+    for index, (family, arrays) in enumerate(families):
+        offset = 0.22 * (index - (len(families) - 1) / 2)
+        for row, (name, _) in enumerate(rows):
+            found = arrays[name] if arrays[name].ndim == 1 else arrays[name].mean(1)
+            height = np.full(len(found), row + offset)
+            axis.scatter(
+                np.maximum(found, SMALLEST_SHOWN),
+                height,
+                s=14,
+                alpha=0.5,
+                linewidths=0,
+                color=COLOURS[family],
+                label=LABELS[family] if row == 0 else None,
+            )
+    axis.axhline(1.5, color="black", linewidth=0.8)
+    axis.set_xscale("log")
+    axis.set_yticks(range(len(rows)), [label for _, label in rows])
+    axis.set_ylim(len(rows) - 0.5, -0.5)
+    axis.set_xlabel("total variation of the next-token distribution from the model's own")
+    if families:
+        figure.legend(frameon=False, loc="outside upper center", ncols=3, fontsize=8)
+    return figure
+
+
+def draw_audit(results: Results) -> Drawing:
+    """What single components and the whole model tell about accuracy at length 400."""
+    scores = [
+        ("balance violation\n(whole model)", "balance_violation", "operated"),
+        ("cosine of a pair's values\n(W_V)", "value_cosine", "E1"),
+        ("spread of a pair's scores\n(W_Q, W_K)", "score_tie", "E1"),
+        ("stack-top share\n(attention head)", "stack_top_share", "E1"),
+    ]
+    units = results.select("e1/")
+    figure = Drawing(figsize=(6.2, 3.2), layout="constrained")
+    axis = figure.subplots()
+    (outcome,) = _columns(units, "long_threshold")
+    for row, (_, name, colour) in enumerate(scores):
+        values = np.array([np.mean(unit.numbers[name]) for unit in units])
+        if len(values) >= 4 and np.ptp(values) > 0 and np.ptp(outcome) > 0:
+            found = correlation(values, outcome, kind="spearman")
+            low, high = found.bootstrap
+            axis.plot([low, high], [row, row], color=COLOURS[colour], linewidth=2)
+            axis.plot(found.value, row, "o", color=COLOURS[colour])
+    axis.axvline(0, color="black", linewidth=0.8)
+    axis.set_yticks(range(len(scores)), [label for label, _, _ in scores])
+    axis.set_ylim(len(scores) - 0.5, -0.5)
+    axis.set_xlim(-1, 1)
+    axis.set_xlabel(f"Spearman correlation with length-400 accuracy, {len(units)} E1")
     return figure
 
 
@@ -196,7 +278,9 @@ def _probe_symbols(results: Results) -> list[str]:
 
 
 def _accuracy_title(unit: UnitResult) -> str:
-    accuracy = unit.numbers.get("train_threshold", unit.numbers.get("threshold_400"))
+    """Accuracy where the model was trained; of a hand-built one, where it was evaluated first."""
+    evaluated = [name for name in unit.numbers if name.startswith("threshold_")]
+    accuracy = unit.numbers["train_threshold" if not evaluated else evaluated[0]]
     return f"accuracy {accuracy:.3f}"
 
 
@@ -291,5 +375,28 @@ FIGURES = [
         ),
         alt="Share of flipped answers against the number of inserted pairs, for three groups.",
         draw=draw_pumping,
+    ),
+    Figure(
+        name="equivalence",
+        title="The same function does not survive another's attention",
+        caption=(
+            "Above the line, distances that mean nothing: a model from itself under 1% noise, and "
+            "from another model. Below it, a model from itself with the last layer's pattern "
+            "replaced. Models that are almost the same function become another one when they "
+            "swap patterns. One dot a model, or a pair of models."
+        ),
+        alt="Dots of output distance on a logarithmic axis, one row for each replacement.",
+        draw=draw_equivalence,
+    ),
+    Figure(
+        name="audit",
+        title="What a component tells about longer strings",
+        caption=(
+            "Rank correlation with accuracy at length 400 over equally good models, with a "
+            "bootstrap interval. An interval that holds 0 tells nothing. Some components are "
+            "blind, and some are not: ask before believing either."
+        ),
+        alt="Four correlations with intervals: the whole model's measure and three components'.",
+        draw=draw_audit,
     ),
 ]

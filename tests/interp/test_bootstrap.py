@@ -64,6 +64,17 @@ def test_same_seed_same_interval_and_the_global_state_is_left_alone():
 
 
 @pytest.mark.parametrize("method", ["percentile", "bca"])
+@pytest.mark.parametrize("statistic", [np.mean, np.median, np.max])
+def test_taking_all_resamples_at_once_gives_what_one_by_one_gives(statistic, method):
+    values = _normal(17, 23)
+    at_once = bootstrap_interval(values, statistic, method=method, n_resamples=300)
+    one_by_one = bootstrap_interval(
+        values, lambda sample: float(statistic(sample)), method=method, n_resamples=300
+    )
+    assert (at_once.low, at_once.high) == pytest.approx((one_by_one.low, one_by_one.high))
+
+
+@pytest.mark.parametrize("method", ["percentile", "bca"])
 def test_equal_samples_give_a_point(method):
     interval = bootstrap_interval([2.5, 2.5, 2.5], method=method)
     assert (interval.low, interval.estimate, interval.high) == (2.5, 2.5, 2.5)
