@@ -14,7 +14,7 @@ from interp.token_windows import check_tokens
 def token_losses(
     model: Any, tokens: Int[Tensor, "batch pos"], *, batch_size: int = 8
 ) -> Float[Tensor, "batch predicted"]:
-    """Negative log likelihood, in nats, of every token after the first, in float32 or what is finer.
+    """Negative log likelihood, in nats, of every token after the first, at least in float32.
 
     Texts are of one length, without padding. The result is on the CPU.
     """
