@@ -5,8 +5,7 @@ output and any statistic of the pattern; a listener on ``hook_attn_scores`` or `
 switches this layer, and no other, to the eager path.
 """
 
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
 
 import torch
 import torch.nn.functional as F
@@ -33,9 +32,9 @@ STATISTICS = {
     "first_mass": "mass",
     "received": "received",
 }
-# torch's own attention is the fastest when nothing is asked; with padding it needs a mask entry for
-# each sequence, query and key. Beyond this many the kernel, which needs none, takes over.
-MOST_MASK_ENTRIES = 2**22
+# From about so many positions the kernel overtakes torch's own attention, in float32 on a CPU:
+# 1.3 times as fast there, forward and backward, 1.9 times at 512 positions.
+KERNEL_FROM = 128
 
 _HEAD = ("batch", "pos", "head_index", "d_head")
 _KEY_VALUE_HEAD = ("batch", "pos", "key_value_head", "d_head")
@@ -203,10 +202,10 @@ def _fused(
     Statistics: ``lse``, ``entropy``, ``first_mass`` [batch, head_index, query_pos]; ``received``
     [batch, head_index, key_pos].
     """
-    n_entries = q.shape[0] * q.shape[2] * k.shape[2]
-    if not statistics and (key_mask is None or n_entries <= MOST_MASK_ENTRIES):
-        return _plain(q, k, v, key_mask, scale=scale, is_causal=is_causal), {}
-    output = _outside_graphs(attention)(
+    if not statistics and key_mask is None and not _gains_from_kernel(q):
+        k, v = _repeat_heads(k, q.shape[1]), _repeat_heads(v, q.shape[1])
+        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale), {}
+    output = attention(
         q,
         k,
         v,
@@ -222,23 +221,13 @@ def _fused(
     return output.out, found
 
 
-def _plain(
-    q: Float[Tensor, "batch head_index query_pos d_head"],
-    k: Float[Tensor, "batch key_value_head key_pos d_head"],
-    v: Float[Tensor, "batch key_value_head key_pos d_head"],
-    key_mask: Bool[Tensor, "batch key_pos"] | None,
-    *,
-    scale: float,
-    is_causal: bool,
-) -> Float[Tensor, "batch head_index query_pos d_head"]:
-    k, v = _repeat_heads(k, q.shape[1]), _repeat_heads(v, q.shape[1])
-    if key_mask is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=is_causal, scale=scale)
-    allowed = _allowed_pairs(q, k, is_causal=is_causal, key_mask=key_mask)
-    assert allowed is not None
-    is_dead = ~allowed.any(-1, keepdim=True)  # a query that sees nothing: zero, not NaN
-    z = F.scaled_dot_product_attention(q, k, v, attn_mask=allowed | is_dead, scale=scale)
-    return z.masked_fill(is_dead, 0.0)
+def _gains_from_kernel(q: Float[Tensor, "batch head_index query_pos d_head"]) -> bool:
+    """True where the kernel is faster than torch's own attention although nothing is asked.
+
+    Not inside a graph that is being compiled: the kernel would cut it in two.
+    """
+    is_served = q.dtype == torch.float32 and q.device.type == "cpu"
+    return is_served and q.shape[2] >= KERNEL_FROM and not torch.compiler.is_compiling()
 
 
 def _allowed_pairs(
@@ -268,7 +257,3 @@ def _repeat_heads(
 ) -> Float[Tensor, "batch head_index pos d_head"]:
     """Each key or value head once for every query head of its group."""
     return x if x.shape[1] == n_heads else x.repeat_interleave(n_heads // x.shape[1], dim=1)
-
-
-def _outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compiler.disable(function) if torch.compiler.is_compiling() else function

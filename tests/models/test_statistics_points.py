@@ -197,25 +197,31 @@ def test_a_compiled_model_serves_a_statistic_that_is_asked_for_later(model, toke
     torch.testing.assert_close(values, [cache[name]])
 
 
-def test_padding_too_large_for_a_mask_goes_through_the_kernel_with_the_same_result(
-    model, tokens, monkeypatch
+@pytest.mark.parametrize("n_positions", [7, 131])
+@pytest.mark.parametrize("is_padded", [False, True])
+def test_the_kernel_runs_where_it_is_faster_and_gives_the_same_result(
+    config_for, monkeypatch, n_positions, is_padded
 ):
-    mask = torch.ones(3, 7, dtype=torch.bool)
-    mask[2, :3] = False
-    expected = model(tokens, attention_mask=mask)
+    model = Transformer(config_for("modern", dtype=torch.float32, n_ctx=131))
+    generator = torch.Generator().manual_seed(6)
+    tokens = torch.randint(13, (3, n_positions), generator=generator)
+    mask = torch.ones(3, n_positions, dtype=torch.bool)
+    mask[2, :3] = not is_padded
+    options = {"attention_mask": mask} if is_padded else {}
+    expected = Transformer(config_for("modern", n_ctx=131))(tokens, **options)  # in float64
     calls = []
 
-    def spy(*arguments, **options):
-        calls.append(options["statistics"])
-        return original(*arguments, **options)
+    def spy(*arguments, **named):
+        calls.append(named["statistics"])
+        return original(*arguments, **named)
 
     original = attention_module.attention
     monkeypatch.setattr(attention_module, "attention", spy)
-    torch.testing.assert_close(model(tokens, attention_mask=mask), expected)
-    assert calls == []
-    monkeypatch.setattr(attention_module, "MOST_MASK_ENTRIES", 3 * 7 * 7 - 1)
-    torch.testing.assert_close(model(tokens, attention_mask=mask), expected)
-    assert calls == [(), ()]  # one for each layer
+    logits = model(tokens, **options)
+    assert calls == [(), ()] * (n_positions > 7 or is_padded)
+    torch.testing.assert_close(logits.double(), expected, rtol=1e-4, atol=1e-4)
+    logits.square().mean().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
 
 
 def test_half_precision_tells_its_statistics_in_single(config_for, tokens):
