@@ -49,7 +49,7 @@ second OpenMP runtime competes with that of torch. */
 #endif
 
 #define PANEL (LANES * VECTORS)
-#define ROWS 96  /* a multiple of MR */
+#define ROWS 48  /* a multiple of MR */
 #define KEYS 192 /* a multiple of MR and of PANEL */
 #define GROUPS (ROWS / MR)
 
@@ -82,7 +82,6 @@ typedef struct {
   rows_t q, k, v;
   scores_t mask_allowed, mask_added, bias;  /* uint8, float, float */
   scores_t slot, key_sets;                  /* float [b, h, i]; float [b, s, j] (head is the set) */
-  const int32_t *set_ranges;                /* [b, s, 2]: keys outside which a set is empty */
   const int32_t *prefix;                    /* [b] */
   const uint8_t *key_mask;                  /* [b, j] */
   const int32_t *query_documents, *key_documents; /* [b, i], [b, j] */
@@ -423,6 +422,7 @@ struct work {
   void (*run)(work_t *, scratch_t *, int64_t item);
   int64_t n_items, n_chunks, n_tiles, n_blocks;
   int is_backward, keeps_strip, has_options;
+  int64_t *set_ranges; /* [b, s, 2]: keys outside which a set is empty */
   float *partial; /* per item, where items of one head are added up afterwards */
   int64_t partial_size;
   atomic_llong next;
@@ -482,8 +482,27 @@ static void *serve(void *argument) {
   return NULL;
 }
 
-/* Serve all items with some threads; this one is among them. */
-static int serve_all(work_t *w, int64_t n_threads) {
+/* Where the key sets have members, so that tiles without any are passed over. */
+static int find_sets(work_t *w) {
+  const call_t *c = w->call;
+  w->set_ranges = malloc((size_t)(2 * c->batch * c->n_sets + 1) * sizeof(int64_t));
+  if (!w->set_ranges) return 0;
+  for (int64_t set = 0; set < c->batch * c->n_sets; set++) {
+    const float *member = (float *)c->key_sets.data + set / c->n_sets * c->key_sets.batch +
+                          set % c->n_sets * c->key_sets.head;
+    int64_t first = 0, last = c->n_keys;
+    while (first < last && member[first] == 0.0f) first++;
+    while (last > first && member[last - 1] == 0.0f) last--;
+    w->set_ranges[2 * set] = first;
+    w->set_ranges[2 * set + 1] = last;
+  }
+  return 1;
+}
+
+/* Serve all items with some threads; this one is among them. 0 if all is done. */
+static int serve_all(work_t *w) {
+  if (!find_sets(w)) return 1;
+  int64_t n_threads = w->call->n_threads;
   n_threads = most(1, least(n_threads, w->n_items));
   pthread_t threads[n_threads];
   int64_t n_started = 0;
@@ -495,6 +514,7 @@ static int serve_all(work_t *w, int64_t n_threads) {
   }
   serve(w);
   for (int64_t t = 0; t < n_started; t++) pthread_join(threads[t], NULL);
+  free(w->set_ranges);
   /* a thread that got no memory leaves its items to the others, unless none got any */
   return atomic_load(&w->failed) && atomic_load(&w->next) < w->n_items;
 }
@@ -545,9 +565,10 @@ INLINE float dot(const float *a, const float *b, int64_t n) {
 }
 
 /* Weights p of keys [from, to) that fall on a key set. */
-static float mass_of(const call_t *c, int64_t b, int64_t set, const float *p, int64_t from,
+static float mass_of(const work_t *w, int64_t b, int64_t set, const float *p, int64_t from,
                      int64_t to) {
-  const int32_t *range = c->set_ranges + 2 * (b * c->n_sets + set);
+  const call_t *c = w->call;
+  const int64_t *range = w->set_ranges + 2 * (b * c->n_sets + set);
   const float *member = (float *)c->key_sets.data + b * c->key_sets.batch + set * c->key_sets.head;
   int64_t first = most(from, range[0]), last = least(to, range[1]);
   int64_t whole = first + most(0, last - first) / LANES * LANES;
@@ -599,7 +620,7 @@ static void forward_row(const work_t *w, const row_t *r, float *s, int64_t from,
     int64_t n_here = least(to, c->n_keys) - from;
     for (int64_t j = 0; j < n_here; j++) s[j] = is_cut(c, r, from + j) ? 0.0f : s[j];
   }
-  for (int64_t x = 0; x < c->n_sets; x++) masses[x] += mass_of(c, r->b, x, s, from, to);
+  for (int64_t x = 0; x < c->n_sets; x++) masses[x] += mass_of(w, r->b, x, s, from, to);
 }
 
 static void store_row(const work_t *w, const row_t *r, const state_t *state, const float *out,
@@ -771,7 +792,7 @@ int attention_forward(const call_t *c) {
     w.partial = calloc((size_t)(w.n_items * w.partial_size), sizeof(float));
     if (!w.partial) return 1;
   }
-  int failed = serve_all(&w, c->n_threads);
+  int failed = serve_all(&w);
   if (w.partial && !failed) {
     for (int64_t item = 0; item < w.n_items; item++) {
       float *sums = c->received + item / w.n_chunks * c->n_keys;
@@ -867,8 +888,9 @@ static float received_share(const call_t *c, const row_t *r, const float *logs, 
 }
 
 /* The gradient of the weights gets what does not come through v. */
-static void add_to_weights_gradient(const call_t *c, const row_t *r, float *d_weights, int64_t from,
+static void add_to_weights_gradient(const work_t *w, const row_t *r, float *d_weights, int64_t from,
                                     int64_t to) {
+  const call_t *c = w->call;
   int64_t n = least(to, c->n_keys) - from;
   if (c->d_received) {
     const float *d = c->d_received + (r->b * c->n_heads + r->h) * c->n_keys + from;
@@ -877,7 +899,7 @@ static void add_to_weights_gradient(const call_t *c, const row_t *r, float *d_we
   if (c->d_mass) {
     int64_t row = (r->b * c->n_heads + r->h) * c->n_queries + r->i;
     for (int64_t x = 0; x < c->n_sets; x++) {
-      const int32_t *range = c->set_ranges + 2 * (r->b * c->n_sets + x);
+      const int64_t *range = w->set_ranges + 2 * (r->b * c->n_sets + x);
       float factor = c->d_mass[row * c->n_sets + x];
       const float *set = (float *)c->key_sets.data + r->b * c->key_sets.batch +
                          x * c->key_sets.head;
@@ -926,7 +948,7 @@ static void backward_row(const work_t *w, const row_t *r, const gradient_t *g, c
     return;
   }
   if (c->d_received || c->d_mass || c->is_cut_after) {
-    add_to_weights_gradient(c, r, gradient, from, to);
+    add_to_weights_gradient(w, r, gradient, from, to);
   }
   const float d_entropy = g->d_entropy, entropy = g->entropy, delta = g->delta;
   for (int64_t j = 0; j < to - from; j += LANES) {
@@ -1122,7 +1144,7 @@ int attention_backward(const call_t *c) {
     w.partial = malloc((size_t)(w.n_items * w.partial_size) * sizeof(float));
     if (!w.partial) return 1;
   }
-  int failed = serve_all(&w, c->n_threads);
+  int failed = serve_all(&w);
   for (int64_t item = 0; w.partial && !failed && item < w.n_items; item++) {
     collect_keys(&w, item / w.n_chunks, w.partial + item * w.partial_size, item % w.n_chunks > 0);
   }

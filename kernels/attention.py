@@ -18,7 +18,7 @@ from interp.kernels.edits import Edit
 from interp.kernels.options import AttentionOptions, statistics_dtype
 from interp.kernels.resolve_edits import Overrides
 from interp.kernels.scores import Selection
-from interp.kernels.variants import Variant
+from interp.kernels.variants import KeyValueBias, Variant
 
 _NOT_COMPILED = (
     "attention() chooses its backend in Python and runs outside compiled graphs: compile with "
@@ -249,7 +249,7 @@ def _attention(
     """What `attention` does, arguments as there."""
     q, k, v = _autocast(q, k, v)
     options = resolve.resolve_operands(q, k, v)
-    options = resolve.resolve_masks(
+    fields = resolve.resolve_masks(
         options,
         q,
         causal=causal,
@@ -259,7 +259,7 @@ def _attention(
         documents=documents,
         mask=mask,
     )
-    options = resolve.resolve_scores(
+    fields |= resolve.resolve_scores(
         options,
         q,
         scale=scale,
@@ -269,9 +269,11 @@ def _attention(
         sink=sink,
         variant=variant,
     )
-    options, set_names = resolve.resolve_statistics(
-        options, q, statistics=statistics, key_sets=key_sets
+    has_slot = "slot" in fields or fields["variant"].name == KeyValueBias.name
+    fields |= resolve.resolve_statistics(
+        options, q, statistics=statistics, key_sets=key_sets, has_slot=has_slot
     )
+    options = replace(options, **fields)
     if gate is not None:
         _check_gate(gate, q, options)
     with torch.autocast(q.device.type, enabled=False):
@@ -297,7 +299,7 @@ def _attention(
         out=out,
         backend=name,
         reason=reason,
-        key_sets=set_names,
+        key_sets=tuple(key_sets or ()),
         statistics={name: results[name] for name in options.statistics},
         _rows=rows,
         _sizes=(options.n_heads, options.query_pos),
@@ -333,7 +335,7 @@ def _attend(
 ) -> dict[str, Tensor]:
     """Run a backend; then the key-value bias, whose slot has a value and lives in dead rows too."""
     attend = backends.load(name).attend
-    if options.variant.name != "key_value_bias":
+    if options.variant.name != KeyValueBias.name:
         return attend(q, k, v, options)
     assert options.slot is not None
     asked = options.statistics

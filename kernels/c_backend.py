@@ -71,11 +71,17 @@ def refusal(options: AttentionOptions) -> str | None:
 def attend(q: Tensor, k: Tensor, v: Tensor, options: AttentionOptions) -> dict[str, Tensor]:
     """``"out"`` [B, H, Q, E] in the type of q and each of ``options.statistics``."""
     o = options
-    detached = replace(o, bias=None, slot=None)
+    is_bare = o.bias is None and o.slot is None
+    detached = o if is_bare else replace(o, bias=None, slot=None)
     tensors = _CAttention.apply(q.float(), k.float(), v.float(), o.bias, o.slot, detached)
     results = dict(zip(_returned(o), tensors, strict=True))
     results["out"] = results["out"].to(q.dtype)
     return results
+
+
+def _with(options: AttentionOptions, bias: Tensor | None, slot: Tensor | None) -> AttentionOptions:
+    """Options with the tensors that autograd handed over."""
+    return options if bias is None and slot is None else replace(options, bias=bias, slot=slot)
 
 
 def _returned(options: AttentionOptions) -> tuple[str, ...]:
@@ -110,7 +116,7 @@ class _CAttention(torch.autograd.Function):
         slot: Tensor | None,
         options: AttentionOptions,
     ) -> tuple[Tensor, ...]:
-        whole = replace(options, bias=bias, slot=slot)
+        whole = _with(options, bias, slot)
         call = call_of(q, k, v, whole, n_threads=n_threads_for(whole))
         results = fill_results(
             call, whole, _returned(whole), needs_largest_key=any(ctx.needs_input_grad)
@@ -129,7 +135,7 @@ class _CAttention(torch.autograd.Function):
         q, k, v, bias, slot, *kept = ctx.saved_tensors
         names = ("out", "lse", "entropy", "max", "largest_key", "mass", "sink_mass")
         saved = {name: x for name, x in zip(names, kept, strict=True) if x is not None}
-        whole = replace(ctx.options, bias=bias, slot=slot)
+        whole = _with(ctx.options, bias, slot)
         upstream = dict(zip(_returned(whole), grads, strict=True))
         given = {name: grad for name, grad in upstream.items() if grad is not None}
         _, _, _, needs_bias, needs_slot, _ = ctx.needs_input_grad

@@ -44,7 +44,7 @@ class Call(ctypes.Structure):
         ("softcap", _float),
         *((name, Rows) for name in ("q", "k", "v")),
         *((name, Scores) for name in ("mask_allowed", "mask_added", "bias", "slot", "key_sets")),
-        *((name, _pointer) for name in ("set_ranges", "prefix", "key_mask")),
+        *((name, _pointer) for name in ("prefix", "key_mask")),
         *((name, _pointer) for name in ("query_documents", "key_documents")),
         *((name, _pointer) for name in ("alibi", "temperature", "head_window")),
         *((name, _pointer) for name in ("query_groups", "key_groups", "head_groups")),
@@ -126,11 +126,6 @@ def point_sets(call: Prepared, options: AttentionOptions) -> None:
     call.struct.n_sets = options.key_sets.shape[1]
     sets = options.key_sets.float()
     call.point_scores("key_sets", sets if sets.stride(-1) == 1 else sets.contiguous(), sets.dtype)
-    is_member = sets > 0
-    first = is_member.int().argmax(-1)
-    last = sets.shape[-1] - is_member.flip(-1).int().argmax(-1)
-    last = torch.where(is_member.any(-1), last, 0)
-    call.point("set_ranges", torch.stack([first, last], -1), torch.int32)
 
 
 def fill_results(

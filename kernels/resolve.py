@@ -1,4 +1,8 @@
-"""From the arguments of `attention` to the checked description that backends receive."""
+"""From the arguments of `attention` to the checked description that backends receive.
+
+`resolve_operands` makes the description from q, k and v; the others return the fields that their
+arguments set in it.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -84,8 +88,8 @@ def resolve_masks(
     key_mask: Any,
     documents: Any,
     mask: Any,
-) -> AttentionOptions:
-    """Put every mask into the options."""
+) -> dict[str, Any]:
+    """The fields that masks set."""
     nearest, farthest = _resolve_window(window, is_causal=check_bool("causal", causal))
     rows, columns = (options.batch, options.query_pos), (options.batch, options.key_pos)
     changes: dict[str, Any] = {"nearest": nearest, "farthest": farthest}
@@ -141,7 +145,7 @@ def resolve_masks(
                 f"mask: got {describe(tensor)}, expected bool (True: may be seen) or floating "
                 "point (added to the scores)"
             )
-    return replace(options, **changes)
+    return changes
 
 
 def _resolve_window(window: Any, *, is_causal: bool) -> tuple[int, int]:
@@ -168,8 +172,8 @@ def resolve_scores(
     bias: Any,
     sink: Any,
     variant: Any,
-) -> AttentionOptions:
-    """Put everything that makes scores into the options, and the variant."""
+) -> dict[str, Any]:
+    """The fields that make scores, and the variant."""
     heads = (options.n_heads,)
     changes: dict[str, Any] = {"variant": resolve_variant(variant)}
     if scale is not None:
@@ -192,7 +196,7 @@ def resolve_scores(
     if isinstance(changes["variant"], Softmax1):
         dtype = statistics_dtype(q.dtype)
         changes["slot"] = torch.zeros((), dtype=dtype, device=q.device).expand(rows)
-    return replace(options, **changes)
+    return changes
 
 
 def bias_slot(options: AttentionOptions, q: Tensor) -> tuple[AttentionOptions, Tensor | None]:
@@ -216,9 +220,9 @@ def bias_slot(options: AttentionOptions, q: Tensor) -> tuple[AttentionOptions, T
 
 
 def resolve_statistics(
-    options: AttentionOptions, q: Tensor, *, statistics: Any, key_sets: Any
-) -> tuple[AttentionOptions, tuple[str, ...]]:
-    """Put the statistics into the options; also the names of the key sets, in order."""
+    options: AttentionOptions, q: Tensor, *, statistics: Any, key_sets: Any, has_slot: bool
+) -> dict[str, Any]:
+    """The fields that say which statistics, and of which key sets."""
     if isinstance(statistics, str) or not isinstance(statistics, Sequence):
         raise TypeError(
             f"statistics: got {describe(statistics)}, expected a tuple of names, as in ('lse',)"
@@ -227,7 +231,7 @@ def resolve_statistics(
         if name not in STATISTICS:
             raise ValueError(f"statistics: unknown {name!r}; known are {', '.join(STATISTICS)}")
     names = tuple(dict.fromkeys(statistics))
-    if "sink_mass" in names and options.slot is None and options.variant.name != "key_value_bias":
+    if "sink_mass" in names and not has_slot:
         raise ValueError(
             "statistics: 'sink_mass' needs a learned sink, or the variant 'softmax1' or "
             "KeyValueBias; the mass on the first key is key_sets={'first': [0]} with 'mass'"
@@ -235,14 +239,14 @@ def resolve_statistics(
     if "mass" not in names:
         if key_sets is not None:
             raise ValueError("key_sets: given, but 'mass' is not among the statistics")
-        return replace(options, statistics=names), ()
+        return {"statistics": names}
     if not isinstance(key_sets, Mapping) or not key_sets:
         raise ValueError(
             f"key_sets: got {describe(key_sets)}; 'mass' expects a mapping from names to sets of "
             "keys, as in {'first': [0]}"
         )
     sets = [_resolve_key_set(options, q, name, keys) for name, keys in key_sets.items()]
-    return replace(options, statistics=names, key_sets=torch.stack(sets, 1)), tuple(key_sets)
+    return {"statistics": names, "key_sets": torch.stack(sets, 1)}
 
 
 def _resolve_key_set(options: AttentionOptions, q: Tensor, name: Any, keys: Any) -> Tensor:
