@@ -116,7 +116,10 @@ def log(tmp_path, monkeypatch):
 
 def interp_command(*arguments: object) -> list[str]:
     """The command line of ``interp`` with these arguments, with the interpreter of the tests."""
-    code = "from interp.cli import main; main()"
+    # A test runner in the background is started deaf to Ctrl-C and would pass that on; a user's
+    # shell in the foreground is not.
+    hearing = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+    code = f"{hearing}; from interp.cli import main; main()"
     return [sys.executable, "-c", code, *map(str, arguments)]
 
 
