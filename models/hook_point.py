@@ -24,25 +24,30 @@ HookDirection = Literal["fwd", "bwd"]
 class ObservedModule(nn.Module):
     """A module with points inside, which counts who looks at them.
 
-    The count is an attribute rather than a look at torch's own hook dictionaries, because
-    ``torch.compile`` leaves those out of its guards: a hook added after compilation would be
-    ignored. A layer with hooks leaves the graph
-    instead, and enters it again when they are gone.
+    ``torch.compile`` does not see torch's own hooks come and go: a hook added after compilation
+    would be ignored. It does see the attribute ``has_listeners`` change: a module that somebody
+    looks at leaves the graph, and enters it again when they are gone.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.n_listeners = 0
+        self.has_listeners = False  # what graphs depend on: not on how many there are
+
+    def count_listeners(self, change: int) -> None:
+        """More (or fewer) hooks or requests inside than before."""
+        self.n_listeners += change
+        self.has_listeners = self.n_listeners > 0
 
     @property
     def is_watched(self) -> bool:
         """True while a hook, `materialize` or a tracer, which replaces `forward`, may look."""
-        return self.n_listeners > 0 or "forward" in self.__dict__
+        return self.has_listeners or "forward" in self.__dict__
 
     @property
     def must_leave_graph(self) -> bool:
         """True where a graph is being compiled although somebody is looking."""
-        return self.n_listeners > 0 and torch.compiler.is_compiling()
+        return self.has_listeners and torch.compiler.is_compiling()
 
     def outside_graph(self, *inputs: Any, **options: Any) -> Any:
         """This module's forward, with the compiler switched off for it and all inside."""
@@ -92,7 +97,7 @@ class Point(HookPoint):
         """Ask for this point, or (-1) no longer, without a hook."""
         self.n_requests += change
         for observer in self.observers:
-            observer.n_listeners += change
+            observer.count_listeners(change)
 
     def decline(self) -> None:
         """Tell a tracer that wrapped this point, without hooks, that its tensor is not computed."""
@@ -187,12 +192,12 @@ class CountedHandle:
         self._observers = observers
         self.id = handle.id
         for observer in observers:
-            observer.n_listeners += 1
+            observer.count_listeners(1)
 
     def remove(self) -> None:
         self._handle.remove()
         for observer in self._observers:
-            observer.n_listeners -= 1
+            observer.count_listeners(-1)
         self._observers = ()
 
     def __enter__(self) -> "CountedHandle":

@@ -150,7 +150,9 @@ class Transformer(WeightAccess, TokenIds, HookedModel):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Transformer":
         super()._apply(fn, recurse)
         weight = self.blocks[0].attn.W_Q
-        self.cfg = replace(self.cfg, dtype=weight.dtype, device=str(weight.device))
+        dtype, device = weight.dtype, str(weight.device)
+        if (dtype, device) != (self.cfg.dtype, self.cfg.device):
+            self.cfg = replace(self.cfg, dtype=dtype, device=device)
         return self
 
     def _check_input(
@@ -167,10 +169,13 @@ class Transformer(WeightAccess, TokenIds, HookedModel):
                 f"tokens: {tokens.shape[1]} positions exceed n_ctx={self.cfg.n_ctx}; build the "
                 "model with a larger n_ctx or cut the sequences"
             )
-        if attention_mask is not None and attention_mask.shape != tokens.shape:
+        if attention_mask is not None and (
+            attention_mask.shape != tokens.shape or attention_mask.is_floating_point()
+        ):
             raise ValueError(
-                f"attention_mask: got shape {tuple(attention_mask.shape)}, expected that of the "
-                f"tokens, {tuple(tokens.shape)}"
+                f"attention_mask: got {attention_mask.dtype} of shape "
+                f"{tuple(attention_mask.shape)}, expected booleans, or integers 0 and 1, of the "
+                f"tokens' shape {tuple(tokens.shape)}"
             )
         if return_type not in RETURN_TYPES:
             raise ValueError(f"return_type={return_type!r}: expected 'logits' or 'loss'")

@@ -1,6 +1,6 @@
 """From the last residual stream to logits, and from logits to the loss of the next token."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int

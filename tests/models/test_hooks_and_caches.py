@@ -1,5 +1,7 @@
 """Hooks that must do what they say, or refuse: what went wrong elsewhere, as scenarios."""
 
+import copy
+import pickle
 from functools import partial
 
 import pytest
@@ -269,6 +271,18 @@ def test_caching_hooks_that_are_added_stay_until_they_are_reset(model, tokens):
     assert model.n_listeners == 0
 
 
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_of_a_model_has_points_and_listeners_of_its_own(model, tokens, duplicate):
+    twin = duplicate(model)
+    assert torch.equal(twin(tokens), model(tokens))
+    name = "blocks.1.attn.hook_entropy"
+    with twin.hooks([(name, lambda value, hook: None)]):
+        assert (twin.n_listeners, twin.blocks[1].attn.n_listeners, model.n_listeners) == (1, 1, 0)
+    _, theirs = twin.run_with_cache(tokens, names_filter=name)
+    _, ours = model.run_with_cache(tokens, names_filter=name)
+    assert torch.equal(theirs[name], ours[name])
+
+
 # Activation checkpointing: the backward pass runs the forward pass again.
 
 
@@ -377,4 +391,24 @@ def test_a_compiled_model_without_hooks_is_one_graph(model, tokens):
     compiled = torch.compile(model, backend=counter, fullgraph=True)
     with torch.no_grad():
         torch.testing.assert_close(compiled(tokens), model(tokens))
+    assert counter.frame_count == 1
+
+
+def test_hooks_in_any_number_come_and_go_without_compiling_again(model, tokens):
+    import torch._dynamo
+    from torch._dynamo.testing import CompileCounter
+
+    torch._dynamo.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(model, backend=counter)
+    names = list(model.hook_dict)
+    with torch.no_grad():
+        expected = compiled(tokens)
+        for n_hooks in range(1, 20):  # torch gives up on a frame that it has compiled eight times
+            fired = []
+            hooks = [(name, lambda v, hook, to=fired: to.append(hook)) for name in names[:n_hooks]]
+            with model.hooks(hooks):
+                torch.testing.assert_close(compiled(tokens), expected)
+            assert len(fired) == n_hooks
+            torch.testing.assert_close(compiled(tokens), expected)
     assert counter.frame_count == 1

@@ -419,7 +419,11 @@ BAD_INPUTS = [
     ({"tokens": torch.tensor([[1, -1]])}, r"tokens: got -1, expected 0\.\.12"),
     (
         {"tokens": torch.zeros(2, 7).long(), "attention_mask": torch.ones(2, 6).bool()},
-        r"attention_mask: got shape \(2, 6\), expected that of the tokens, \(2, 7\)",
+        r"attention_mask: got torch.bool of shape \(2, 6\), expected .* tokens' shape \(2, 7\)",
+    ),
+    (
+        {"tokens": torch.zeros(2, 7).long(), "attention_mask": torch.zeros(2, 7)},
+        r"attention_mask: got torch.float32 of shape \(2, 7\), expected booleans, or integers 0",
     ),
     (
         {"tokens": torch.zeros(2, 7).long(), "return_type": "both"},
