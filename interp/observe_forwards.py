@@ -159,12 +159,14 @@ class ForwardTracker:
         is_continued = cache is not None and self._cache is not None and self._cache() is cache
         if cache is not None:
             self._cache = weakref.ref(cache)
-        tokens = _input_ids(args, kwargs)
-        if tokens is not None:
-            if tokens.shape[1] == 0:
-                raise ValueError("input_ids: the text is empty, expected at least one token")
+        tokens, vectors = _input_ids(args, kwargs), kwargs.get("inputs_embeds")
+        for name, inputs in (("input_ids", tokens), ("inputs_embeds", vectors)):
+            if inputs is None:
+                continue
+            if inputs.shape[1] == 0:
+                raise ValueError(f"{name}: the text is empty, expected at least one token")
             past = int(cache.get_seq_length()) if cache is not None else 0
-            self._check_length(module, past + tokens.shape[1])
+            self._check_length(module, name, past + inputs.shape[1])
         self._pass = ForwardPass(is_continued)
         self.n_forwards += 1
 
@@ -177,7 +179,7 @@ class ForwardTracker:
             if returned is not None:
                 self._cache = weakref.ref(returned)
 
-    def _check_length(self, module: PreTrainedModel, length: int) -> None:
+    def _check_length(self, module: PreTrainedModel, name: str, length: int) -> None:
         limit, is_learned = position_limit(module)
         if limit is None or length <= limit or (self._extrapolate and not is_learned):
             return
@@ -187,7 +189,7 @@ class ForwardTracker:
             else "cut the text, or say extrapolate=True to observe it beyond what it was made for"
         )
         raise ValueError(
-            f"input_ids: a text of {length} tokens is longer than the {limit} positions of "
+            f"{name}: a text of {length} tokens is longer than the {limit} positions of "
             f"{self._name}; {advice}"
         )
 

@@ -85,15 +85,15 @@ def place_call(
 def positions_in_text(
     text_mask: Tensor | None, offset: int, n: int, batch: int, device: torch.device
 ) -> Int[Tensor, "batch n"]:
-    """Positions of the absolute ones ``[offset, offset + n)``; -1 for padding."""
+    """Real tokens before each absolute position in ``[offset, offset + n)``; -1 for padding."""
     absolute = torch.arange(n, device=device) + offset
     if text_mask is None:
         return absolute.expand(batch, n)
-    first = text_mask.to(torch.int64).argmax(-1, keepdim=True)
     missing = offset + n - text_mask.shape[-1]
     real = torch.nn.functional.pad(text_mask, (0, missing)) if missing > 0 else text_mask
-    real = real[:, offset : offset + n].expand(batch, n)
-    return torch.where(real, absolute - first, -1)
+    # tokens are counted, not places: padding between a soft prompt and its text changes nothing
+    count = torch.where(real, real.cumsum(-1) - 1, -1)
+    return count[:, offset : offset + n].expand(batch, n)
 
 
 def position_limit(model: PreTrainedModel) -> tuple[int | None, bool]:

@@ -1,6 +1,7 @@
 """`interp.observe`: look into the attention of a model while it runs, at its own speed."""
 
 import threading
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -109,6 +110,12 @@ def observe(
         raise ValueError(_why_no_site(model, unserved))
     name = model_name(model)
     check_against_model(request, sites, model=name)
+    if unserved:
+        warnings.warn(
+            f"{name}: {len(unserved)} attention modules do not go through transformers' interface "
+            f"and are not observed ({unserved[0]}, ...): see Observation.unserved",
+            stacklevel=4,
+        )
     observation = Observation(request, model=name, unserved=unserved)
     tracker = ForwardTracker(model, extrapolate=extrapolate)
     observer = AttentionObserver(sites, request, tracker, observation)

@@ -57,7 +57,7 @@ def run(
     batch and batches padded on either side (of lse, relative where it is above 1); statistics of
     padded against single texts and of cached against uncached generation count as well.
     ``folder`` keeps what is known of each architecture (in our cache unless given), ``markdown``
-    is where the table is written for people.
+    is where the table is written for people: after a whole walk in a checkout, docs/families.md.
     """
     check_arguments(threads=threads, rounds=rounds, device=device, dtype=dtype, devices=("cpu",))
     if dtype != "float32":
@@ -83,9 +83,17 @@ def run(
             "transformers": _transformers_version(),
         },
     )
-    if markdown is not None:
-        write_atomically(markdown, to_markdown(result))
+    page = markdown or (_documentation() if only is None else None)
+    if page is not None:
+        page.parent.mkdir(exist_ok=True)
+        write_atomically(page, to_markdown(result))
     return result
+
+
+def _documentation() -> Path | None:
+    """The page in the checkout that this file lies in, if it lies in one."""
+    root = Path(__file__).resolve().parent.parent.parent
+    return root / "docs" / "families.md" if (root / "pyproject.toml").is_file() else None
 
 
 def walk(names: Sequence[str], folder: Path, *, processes: int) -> list[dict[str, Any]]:

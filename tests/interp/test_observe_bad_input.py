@@ -229,6 +229,16 @@ def test_a_text_beyond_the_trained_rotary_positions_needs_to_be_asked_for(rotary
     assert seen.lengths().tolist() == [16]
 
 
+def test_vectors_in_the_place_of_tokens_are_counted_too(model, rotary):
+    with (
+        pytest.raises(ValueError, match="inputs_embeds: a text of 17 tokens is longer than the 16"),
+        interp.observe(rotary),
+    ):
+        rotary(inputs_embeds=torch.zeros(1, 17, 8))
+    with pytest.raises(ValueError, match="inputs_embeds: the text is empty"), interp.observe(model):
+        model(inputs_embeds=torch.zeros(1, 0, 8))
+
+
 def test_positions_used_up_by_a_cache_count(rotary):
     with (
         pytest.raises(ValueError, match="a text of 17 tokens is longer than the 16 positions"),

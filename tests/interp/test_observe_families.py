@@ -129,6 +129,18 @@ def test_a_model_that_cannot_be_served_is_refused_by_name_and_told_what_to_do(na
     assert model.config._attn_implementation in ("eager", "sdpa")
 
 
+def test_attention_outside_the_interface_is_told_and_not_passed_over_in_silence():
+    """A model whose encoder has sparse attention of its own beside served decoder attention."""
+    model = tiny_model(FAMILIES["bigbird_pegasus"])
+    with (
+        pytest.warns(UserWarning, match="2 attention modules do not go through transformers' int"),
+        interp.observe(model) as seen,
+    ):
+        pass
+    assert len(seen.unserved) == 2
+    assert all(name.startswith("model.encoder.layers.") for name in seen.unserved)
+
+
 def test_bfloat16_models_are_observed_within_their_precision():
     model = tiny_model(FAMILIES["llama"])
     tokens = make_texts(D_VOCAB)["plain"].tokens

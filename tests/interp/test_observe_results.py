@@ -268,3 +268,32 @@ def test_many_texts_take_no_more_room_than_one_unless_every_text_is_kept(model, 
     assert sums == [N_HEADS] * N_LAYERS
     assert seen.n_texts == 20
     close(seen.tensor("entropy"), seen.tensor("entropy").double())
+
+
+@pytest.mark.parametrize("has_soft_prompt", [False, True])
+@pytest.mark.parametrize("n_padding", [0, 1, 2, 3, 4])
+def test_left_padding_changes_nothing_with_and_without_a_soft_prompt(
+    model, texts, n_padding, has_soft_prompt
+):
+    """The padding lies between the soft prompt and its text, as it does when prompts are tuned."""
+    generator = torch.Generator().manual_seed(11)
+    prompt = torch.randn(1, 3 if has_soft_prompt else 0, 12, generator=generator)
+
+    def observed(n):
+        vectors = model.get_input_embeddings()(texts[2])[None]
+        padding = torch.zeros(1, n, 12)
+        mask = torch.tensor([[1] * prompt.shape[1] + [0] * n + [1] * len(texts[2])])
+        with torch.no_grad(), interp.observe(model, statistics=STATISTICS, reduce="none") as seen:
+            logits = model(
+                inputs_embeds=torch.cat([prompt, padding, vectors], 1),
+                attention_mask=mask,
+                position_ids=(mask.cumsum(-1) - 1).clamp_min(0),
+            ).logits
+        return seen, logits[:, -len(texts[2]) :]
+
+    (padded, logits), (alone, expected) = observed(n_padding), observed(0)
+    torch.testing.assert_close(logits, expected, atol=5e-4, rtol=0)
+    for statistic in STATISTICS:
+        torch.testing.assert_close(
+            padded.tensor(statistic), alone.tensor(statistic), atol=2e-5, rtol=0
+        )

@@ -1,6 +1,8 @@
 """Observing one model leaves it as it was, whatever happens inside, and never touches another."""
 
 import gc
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -120,6 +122,35 @@ def test_importing_and_observing_leaves_the_process_attention_functions_alone(mo
         assert len(ours) == 1
         assert {k: AttentionInterface._global_mapping[k] for k in functions} == functions
     assert AttentionInterface._global_mapping == functions
+
+
+def test_a_model_built_before_the_toolkit_is_imported_runs_as_before_afterwards():
+    """In a process of its own, where nothing of ours is loaded at first."""
+    program = """
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+config = GPT2Config(n_layer=1, n_head=2, n_embd=8, vocab_size=31, n_positions=16,
+                    bos_token_id=1, eos_token_id=2)
+bystander = GPT2LMHeadModel(config).eval()
+tokens = torch.tensor([[5, 6, 7, 8]])
+logits, functions = bystander(tokens).logits, dict(ALL_ATTENTION_FUNCTIONS.items())
+import interp
+from interp.models.config import TransformerConfig
+from interp.models.transformer import Transformer
+sizes = dict(n_layers=1, d_model=8, n_heads=2, d_head=4, d_vocab=31, n_ctx=16)
+zoo = Transformer(TransformerConfig(**sizes))
+other = GPT2LMHeadModel(config).eval()
+with interp.observe(zoo), interp.observe(other):
+    zoo(tokens)
+    other(tokens)
+    assert torch.equal(bystander(tokens).logits, logits)
+assert dict(ALL_ATTENTION_FUNCTIONS.items()) == functions
+assert torch.equal(bystander(tokens).logits, logits)
+print("untouched")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "untouched", done.stderr[-2000:]
 
 
 def test_a_bystander_in_another_thread_keeps_its_attention_all_the_while(model, bystander):
