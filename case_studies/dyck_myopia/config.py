@@ -12,7 +12,7 @@ STUDY = StudyInfo(
         "Trains equally good models of a bracket language, shows how differently they attend, and "
         "asks what one head or one matrix says about behaviour on longer strings."
     ),
-    minutes={"smoke": 0.3, "quick": 5, "paper": 30},
+    minutes={"smoke": 0.3, "quick": 5, "paper": 45},
 )
 
 
