@@ -366,6 +366,18 @@ def test_each_sequence_of_a_batch_has_its_own_padding(family, tokens_for):
         torch.testing.assert_close(logits[row, start:], alone[0], rtol=1e-10, atol=1e-10)
 
 
+def test_positions_count_from_the_first_real_token_and_padding_before_it_has_the_first(
+    family, tokens_for
+):
+    model = family["classic"]
+    mask = torch.ones(3, 7, dtype=torch.bool)
+    mask[1, :3] = False
+    name = "hook_pos_embed"
+    _, cache = model.run_with_cache(tokens_for(model.cfg), attention_mask=mask, names_filter=name)
+    assert torch.equal(cache[name][0], model.W_pos[:7])
+    assert torch.equal(cache[name][1], model.W_pos[[0, 0, 0, 0, 1, 2, 3]])
+
+
 @pytest.mark.parametrize("is_observed", [False, True], ids=["fused", "eager"])
 def test_a_row_that_sees_no_key_is_zero_and_leaves_every_gradient_finite(
     family, tokens_for, is_observed
