@@ -152,6 +152,20 @@ def test_component_scores_of_a_balanced_model_are_those_that_balance_demands():
     assert untrained["value_cosine"] > -0.9
 
 
+def test_scores_are_asked_of_closes_that_leave_a_bracket_open_alone():
+    def tie(depth):
+        model = random_pair_tied_recogniser(LANGUAGE, length=50, seed=1, beta=10.0)
+        attention, embed = model.blocks[0].attn, model.embed
+        cell = embed.table[embed.row(LANGUAGE.close_tokens[0], depth)].argmax()
+        noise = torch.randn(attention.W_Q.shape[-1], generator=torch.Generator().manual_seed(1))
+        with torch.no_grad():
+            attention.W_Q[0, cell] += noise
+        return component_scores(model, LANGUAGE)["score_tie"]
+
+    assert tie(1) < 1e-9  # the close of depth 1 leaves nothing to predict
+    assert tie(2) > 1e-3
+
+
 def test_an_imitated_model_is_close_but_not_equal_and_another_draw_is_another_imitation():
     model = Transformer(dyck_preset("E1", language=LANGUAGE, seed=3)[0])
     first, second = imitate_model(model, seed=0), imitate_model(model, seed=1)

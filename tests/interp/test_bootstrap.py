@@ -130,6 +130,15 @@ def test_fishers_interval_equals_scipys_for_pearson():
     assert measured.fisher == pytest.approx((expected.low, expected.high))
 
 
+def test_spearmans_interval_is_wider_by_the_square_of_half_the_correlation():
+    x = _normal(19, 23)
+    measured = correlation(x, x + _normal(23, 23), kind="spearman", level=0.9)
+    # Bonett and Wright 2000: atanh(r) has the variance (1 + r^2 / 2) / (n - 3)
+    half_width = 1.6449 * np.sqrt((1 + measured.value**2 / 2) / 20)
+    expected = np.tanh(np.arctanh(measured.value) + np.array([-half_width, half_width]))
+    assert measured.fisher == pytest.approx(tuple(expected), abs=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["pearson", "spearman"])
 def test_intervals_exclude_zero_for_a_strong_relation_and_not_for_none(kind):
     x, noise = _normal(29, 43), _normal(31, 43)

@@ -44,6 +44,17 @@ def test_random_labels_score_at_chance_and_the_majority_is_counted_on_training_r
     assert score.majority_accuracy == pytest.approx(0.5, abs=0.06)
 
 
+def test_the_majority_is_that_of_the_training_rows_counted_on_the_test_rows():
+    rng, groups, items = _rows(n_sequences=7)
+    features = rng.normal(size=(len(items), 5))
+    labels = (groups % 3 == 0).astype(int)  # constant in each sequence, so that sides differ
+    train, test = split_by_group(groups, seed=2)
+    majority = int(labels[train].mean() > 0.5)
+    assert np.mean(labels[test] == majority) != pytest.approx(np.mean(labels[train] == majority))
+    score = score_probe(LinearProbe(), features, labels=labels, groups=groups, items=items, seed=2)
+    assert score.majority_accuracy == pytest.approx(np.mean(labels[test] == majority))
+
+
 def test_groups_keep_copies_of_a_sequence_from_leaking():
     rng = np.random.default_rng(5)
     originals = rng.integers(1000, size=(97, 3))
